@@ -1,0 +1,30 @@
+# The three commands of the README: setup, demo, test. The other two call setup, which does nothing when nothing changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test lint clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'TensorFerry needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/ferry demo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV)

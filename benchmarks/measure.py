@@ -1,0 +1,132 @@
+"""A training in a fresh process, watched from outside: its answer, and the most memory it held."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tensorferry.recipes.cap import EXACT_MALLOC
+from trainings import NUM_THREADS, Request
+
+_CHILD = Path(__file__).with_name("train_once.py")
+_POLL_SECONDS = 0.002
+_MAX_SECONDS = 1800.0
+_PAGE_NBYTES = resource.getpagesize()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one process did."""
+
+    request: Request
+    outcome: str  # "trained", "refused", "out of memory", "failed"
+    peak_nbytes: int = 0  # over what the process held before the model was built
+    cpu_seconds: float = 0.0  # a step, median without the first
+    wall_seconds: float = 0.0
+    digests: dict[str, str] = field(default_factory=dict)
+    losses: tuple[str, ...] = ()
+    smallest_nbytes: int | None = None
+    message: str = ""
+    ferry: dict[str, Any] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)  # by who saw it: kernel, poll, ferry
+    runs: dict[str, dict[str, float]] = field(default_factory=dict)  # by malloc setting, where the better of two was taken
+
+    @property
+    def trained(self) -> bool:
+        """Whether every step ran."""
+        return self.outcome == "trained"
+
+    def differing_parts(self, plain: "Measurement") -> list[str]:
+        """Of losses, gradients, parameters and buffers those whose bits are not plain's."""
+        return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]
+
+
+def measure_best(request: Request) -> Measurement:
+    """Train twice, with malloc as glibc sets it and with freed blocks returned at once, and take the better of each figure.
+
+    The first is cheaper in CPU seconds, the second in memory; what ferry is compared with gets the benefit of both.
+    """
+    exact, stock = measure(request, exact_malloc=True), measure(request)
+    for run in (exact, stock):
+        if not run.trained:
+            return run
+    if different := exact.differing_parts(stock):
+        return replace(exact, outcome="failed", message=f"two runs with the same seed differ in {', '.join(different)}")
+    return replace(
+        exact,
+        peak_nbytes=min(exact.peak_nbytes, stock.peak_nbytes),
+        cpu_seconds=min(exact.cpu_seconds, stock.cpu_seconds),
+        wall_seconds=min(exact.wall_seconds, stock.wall_seconds),
+        runs={
+            name: {"peak_nbytes": run.peak_nbytes, "cpu_seconds": run.cpu_seconds, "wall_seconds": run.wall_seconds}
+            for name, run in (("freed blocks returned", exact), ("glibc's own", stock))
+        },
+    )
+
+
+def measure(request: Request, exact_malloc: bool = False) -> Measurement:
+    """Train once in a fresh process."""
+    threads = {"OMP_NUM_THREADS": str(NUM_THREADS), "MKL_NUM_THREADS": str(NUM_THREADS)}
+    environment = {**os.environ, **threads, **(EXACT_MALLOC if exact_malloc else {})}
+    with tempfile.TemporaryDirectory(prefix="ferry-benchmark-") as folder:
+        answer_path = Path(folder, "answer.json")
+        errors_path = Path(folder, "errors.txt")
+        with errors_path.open("w") as errors:
+            child = subprocess.Popen(
+                [sys.executable, str(_CHILD), request.to_json(), str(answer_path)], env=environment, stdout=errors, stderr=errors
+            )
+            try:
+                samples = _watch(child)
+            finally:
+                child.kill()
+                child.wait()
+        if not answer_path.exists():
+            return _died(request, child.returncode, errors_path.read_text())
+        return _combine(request, json.loads(answer_path.read_text()), samples)
+
+
+def _watch(child: "subprocess.Popen[bytes]") -> list[tuple[float, int]]:
+    """Resident memory of the child over time, until it ends."""
+    samples = []
+    deadline = time.monotonic() + _MAX_SECONDS
+    statm = os.open(f"/proc/{child.pid}/statm", os.O_RDONLY)
+    try:
+        while child.poll() is None and time.monotonic() < deadline:
+            try:
+                fields = os.pread(statm, 128, 0).split()
+            except ProcessLookupError:  # it ended between the two questions
+                break
+            samples.append((time.monotonic(), int(fields[1]) * _PAGE_NBYTES))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        os.close(statm)
+    return samples
+
+
+def _died(request: Request, code: int, errors: str) -> Measurement:
+    """A process that could not even say what went wrong; under a cap that is how C++ may run out of memory."""
+    tail = "\n".join(errors.strip().splitlines()[-12:])
+    refused = request.allowance_nbytes is not None
+    return Measurement(request, "out of memory" if refused else "failed", message=f"ended with code {code}: {tail}")
+
+
+def _combine(request: Request, answer: dict[str, Any], samples: list[tuple[float, int]]) -> Measurement:
+    """Join what was seen from inside and from outside; the peak is the highest that anyone saw.
+
+    The kernel's own peak can miss a step in which ferry reset it to measure single ops; polling can miss a short spike.
+    """
+    kept = ("cpu_seconds", "wall_seconds", "digests", "smallest_nbytes", "message", "ferry")
+    fields = {name: answer[name] for name in kept if name in answer}
+    if answer["outcome"] != "trained":
+        return Measurement(request, answer["outcome"], **fields)
+    seen = [nbytes for moment, nbytes in samples if answer["begin"] <= moment <= answer["end"]]
+    peaks = {"kernel": answer["peak_nbytes"], "poll": max(seen, default=0) - answer["before_nbytes"]}
+    if "ferry" in answer:
+        peaks["ferry"] = answer["ferry"]["measured_peak_nbytes"]
+    return Measurement(request, "trained", peak_nbytes=max(peaks.values()), losses=tuple(answer["losses"]), peaks=peaks, **fields)

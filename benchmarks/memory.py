@@ -1,0 +1,231 @@
+"""How much memory a training step needs and what less of it costs: plain, checkpointing, and ferry at several budgets.
+
+    python benchmarks/memory.py --engine torch                       the table of the README
+    python benchmarks/memory.py --engine torch --channels-last       each model also in channels_last
+    python benchmarks/memory.py --engine torch --capped              the largest sizes under a hard cap
+    python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
+
+Every measurement has a fresh process, two threads and the same seeds. Peak: resident memory over what the process held before
+the model was built. CPU and wall seconds: median step without the first. Plain and checkpointing are measured twice, with malloc
+as glibc sets it (less CPU) and with freed blocks returned to the system at once (less memory), and count with the better of each
+figure. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from capped import BASE_SIZES, CappedResult, find_capped_sizes
+from measure import Measurement, measure, measure_best
+from targets import Verdict, judge, judge_capped
+from tensorferry.units import format_bytes, parse_bytes
+from trainings import Case, Request, parse_model
+
+MODES = ("plain", "checkpoint", "half", "third", "smallest")
+_PRECISIONS = ("fp32", "bf16")
+_TINY_NBYTES = 2**20  # no model here fits: asks ferry for its smallest budget
+_MAX_TRIES = 25
+_STEP_UP_SHARE = 0.02
+_console = Console(width=None if sys.stdout.isatty() else 160)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write; 0 when every target is reached."""
+    options = _parse(argv)
+    try:
+        verdicts = _run_capped(options) if options.capped else _run_table(options)
+    except KeyboardInterrupt:
+        _console.print(f"interrupted; what was measured so far is in {options.json}")
+        return 130
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["torch"], default="torch")
+    parser.add_argument("--models", default="unet96,unet128,resnet50,gpt", help="comma separated; unetN takes any multiple of 8")
+    parser.add_argument("--precision", default=",".join(_PRECISIONS), help="comma separated: fp32, bf16 (autocast)")
+    parser.add_argument("--modes", default=",".join(MODES), help=f"comma separated, of {', '.join(MODES)}; plain always runs")
+    parser.add_argument("--channels-last", action="store_true", help="also measure the convolutional models in channels_last")
+    parser.add_argument("--tier", default="auto", help='where ferry puts swapped bytes: "auto", "disk:/path", "shm", "pinned"')
+    parser.add_argument("--steps", type=int, help="steps a process trains (default 5; under a cap 2)")
+    parser.add_argument("--capped", action="store_true", help="bisect the largest sizes under a hard cap instead")
+    parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
+    parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
+    parser.add_argument("--quick", action="store_true", help="toy sizes")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    options = parser.parse_args(argv)
+    try:
+        options.cases = list(_cases(options))
+        options.cap_sizes = BASE_SIZES | {name: int(size) for name, size in _pairs(options.cap_sizes)}
+    except ValueError as error:
+        parser.error(str(error))
+    options.modes = _choices(parser, options.modes, MODES)
+    if options.json is None:
+        kind = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-quick' if options.quick else ''}"
+        options.json = Path(__file__).parent / "results" / f"{kind}.json"
+    return options
+
+
+def _choices(parser: argparse.ArgumentParser, text: str, known: tuple[str, ...]) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
+    return [name for name in known if name in chosen]
+
+
+def _cases(options: argparse.Namespace) -> Iterator[Case]:
+    for name in options.models.split(","):
+        for precision in options.precision.split(","):
+            if precision not in _PRECISIONS:
+                raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(_PRECISIONS)}")
+            case = replace(parse_model(name, options.quick), precision=precision)
+            yield case
+            if options.channels_last and case.family != "gpt":  # a transformer has no such layout
+                yield replace(case, channels_last=True)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for part in filter(None, text.split(",")):
+        name, _, size = part.partition("=")
+        if name not in BASE_SIZES or not size.isdigit():
+            raise ValueError(f"cannot read {part!r}; write for example unet=64")
+        yield name, size
+
+
+def _run_table(options: argparse.Namespace) -> list[Verdict]:
+    measured: dict[Case, dict[str, Measurement]] = {}
+    verdicts: list[Verdict] = []
+    for case in options.cases:
+        measured[case] = {}
+        for mode, row in _measure_case(case, options):
+            measured[case][mode] = row
+            _write(options.json, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+        default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
+        if not options.quick:  # the targets are for the full sizes
+            verdicts += judge(measured[case], default_layout)
+    _console.print(_table(measured))
+    return _finish(options, verdicts, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+
+
+def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
+    steps = options.steps or 5
+    request = Request(case, "plain", tier=options.tier, num_steps=steps)
+    _say(f"{case.label} ...")
+    plain = measure_best(request)
+    yield "plain", plain
+    if not plain.trained:
+        _say(f"{case.label}: {plain.message}")
+        return
+    for mode in options.modes:
+        match mode:
+            case "checkpoint":
+                yield mode, measure_best(replace(request, mode="checkpoint"))
+            case "half" | "third":
+                share = {"half": 2, "third": 3}[mode]
+                yield mode, measure(replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share))
+            case "smallest":
+                yield mode, find_smallest(replace(request, mode="ferry"))
+
+
+def find_smallest(request: Request) -> Measurement:
+    """Train at the smallest budget that is accepted and held, in steps of 2 % or half the overshoot above what ferry names."""
+    row = measure(replace(request, budget_nbytes=_TINY_NBYTES))
+    budget = row.smallest_nbytes
+    for _ in range(_MAX_TRIES):
+        if budget is None:  # neither trained nor refused: the message says why
+            break
+        row = measure(replace(request, budget_nbytes=budget))
+        if row.trained and row.peak_nbytes <= budget:
+            break
+        higher = budget + max(round(budget * _STEP_UP_SHARE), (row.peak_nbytes - budget) // 2)
+        budget = higher if row.trained else row.smallest_nbytes and max(row.smallest_nbytes, higher)
+    return row
+
+
+def _run_capped(options: argparse.Namespace) -> list[Verdict]:
+    results: list[CappedResult] = []
+    bases = {replace(case, size=case.size if options.quick else options.cap_sizes[case.family]) for case in options.cases}
+    for case in sorted(bases, key=lambda case: case.label):
+        results.append(find_capped_sizes(case, options.cap_margin, options.steps or 2, options.tier, _say))
+        _write(options.json, {"capped": [_capped_json(result) for result in results]})
+    verdicts = [] if options.quick else [judge_capped(result) for result in results]
+    return _finish(options, verdicts, {"capped": [_capped_json(result) for result in results]})
+
+
+def _table(measured: dict[Case, dict[str, Measurement]]) -> Table:
+    table = Table(title="One training step")
+    for name in ("model", "mode"):
+        table.add_column(name)
+    for name in ("budget", "peak", "of plain", "CPU s", "x plain", "wall s", "kept / swapped / recomputed", "bits"):
+        table.add_column(name, justify="right")
+    for case, rows in measured.items():
+        for mode, row in rows.items():
+            table.add_row(*_cells(case, mode, row, rows["plain"]), end_section=mode == list(rows)[-1])
+    return table
+
+
+def _cells(case: Case, mode: str, row: Measurement, plain: Measurement) -> list[str]:
+    budget = format_bytes(row.request.budget_nbytes) if row.request.budget_nbytes else ""
+    if not row.trained:
+        return [case.label, mode, budget, row.outcome, *[""] * 6]
+    moved = row.ferry.get("moved", {})
+    actions = [format_bytes(moved[f"{name}_nbytes"]) for name in ("kept", "swapped", "recomputed")] if moved else []
+    different = row.differing_parts(plain)
+    return [
+        case.label,
+        mode,
+        budget,
+        format_bytes(row.peak_nbytes),
+        f"{row.peak_nbytes / plain.peak_nbytes:.2f}",
+        f"{row.cpu_seconds:.2f}",
+        f"{row.cpu_seconds / plain.cpu_seconds:.2f}",
+        f"{row.wall_seconds:.2f}",
+        " / ".join(actions),
+        f"{', '.join(different)} differ" if different else "equal",
+    ]
+
+
+def _finish(options: argparse.Namespace, verdicts: list[Verdict], figures: dict[str, Any]) -> list[Verdict]:
+    table = Table(title="Targets")
+    for name in ("model", "figure", "target", "measured", ""):
+        table.add_column(name)
+    for verdict in verdicts:
+        reached, style = ("reached", "green") if verdict.passed else ("missed", "red")
+        table.add_row(verdict.case, verdict.figure, verdict.target, verdict.measured, reached, style=style)
+    if verdicts:
+        _console.print(table)
+    _write(options.json, figures | {"targets": [asdict(verdict) for verdict in verdicts]})
+    _console.print(f"figures: {options.json}", markup=False)
+    return verdicts
+
+
+def _say(text: str) -> None:
+    _console.print(text, style="dim", markup=False)
+
+
+def _row_json(mode: str, row: Measurement) -> dict[str, Any]:
+    return {"mode": mode, **asdict(row)}
+
+
+def _capped_json(result: CappedResult) -> dict[str, Any]:
+    return {**asdict(result), "gain": result.gain}
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    """The whole file or nothing: an interrupted run leaves what was measured before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(figures, indent=1))
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

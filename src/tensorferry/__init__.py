@@ -1,0 +1,92 @@
+"""TensorFerry: train what does not fit, inside a memory budget in bytes.
+
+The public names, loaded when first used, so that `import tensorferry` costs next to nothing and loads no framework.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tensorferry.errors import (
+    BadBudget,
+    BadPlan,
+    BadTier,
+    BadTrace,
+    BudgetTooSmall,
+    CopyStuck,
+    FerryError,
+    GraphFreed,
+    MissingExtra,
+    NotTraceable,
+    SavedTensorModified,
+    TierFull,
+    TierLost,
+)
+
+if TYPE_CHECKING:
+    from tensorferry.engines.torch.capture import capture
+    from tensorferry.engines.torch.large_model import large_model
+    from tensorferry.plan import Machine, Plan, Timeline, make_plan, simulate
+    from tensorferry.report import Report
+    from tensorferry.tiers import this_machine
+    from tensorferry.trace import Trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadBudget",
+    "BadPlan",
+    "BadTier",
+    "BadTrace",
+    "BudgetTooSmall",
+    "CopyStuck",
+    "FerryError",
+    "GraphFreed",
+    "Machine",
+    "MissingExtra",
+    "NotTraceable",
+    "Plan",
+    "Report",
+    "SavedTensorModified",
+    "TierFull",
+    "TierLost",
+    "Timeline",
+    "Trace",
+    "capture",
+    "large_model",
+    "make_plan",
+    "simulate",
+    "this_machine",
+]
+
+_HOMES = {
+    "Machine": "tensorferry.plan",
+    "Plan": "tensorferry.plan",
+    "Report": "tensorferry.report",
+    "Timeline": "tensorferry.plan",
+    "Trace": "tensorferry.trace",
+    "capture": "tensorferry.engines.torch.capture",
+    "large_model": "tensorferry.engines.torch.large_model",
+    "make_plan": "tensorferry.plan",
+    "simulate": "tensorferry.plan",
+    "this_machine": "tensorferry.tiers",
+}
+_EXTRAS = {"torch": "torch"}  # a framework's module, and the extra that brings it
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingExtra(f'{name} needs {error.name}, which is not installed: pip install "tensorferry[{extra}]"') from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

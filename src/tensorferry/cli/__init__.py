@@ -1,0 +1,41 @@
+"""The `ferry` command: one file a verb, no logic."""
+
+import argparse
+import sys
+
+from tensorferry import FerryError, __version__
+from tensorferry.cli import demo
+
+_VERBS = (demo,)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(prog="ferry", description="Train what does not fit, inside a memory budget in bytes.")
+    parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    for verb in _VERBS:
+        verb.add_parser(verbs)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0 done, 1 it ran but failed, 2 it could not run, 130 interrupted."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
+    try:
+        code: int = options.run(options)
+    except FerryError as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    return code
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stdout.flush()  # what was shown before the error stays before it
+    print(f"ferry: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,52 @@
+"""`ferry demo`: plain training dies of a memory cap, the same training with a budget does not."""
+
+import argparse
+from pathlib import Path
+
+from tensorferry.recipes.demo.settings import Settings
+from tensorferry.recipes.demo.show import show
+from tensorferry.units import parse_bytes
+
+_EXAMPLES = """examples:
+  ferry demo                        under three minutes on two cores
+  ferry demo --size 64 --steps 3    smaller and quicker
+  ferry demo --budget 700MiB        a budget of your own; the cap leaves a little room above it
+"""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add this verb."""
+    parser = verbs.add_parser(
+        "demo",
+        help="train a 3D U-Net under a hard memory cap that plain training does not survive",
+        description="Train a 3D U-Net three times, each in a process of its own: plain, plain under a hard memory cap, and under "
+        "the same cap with a budget. Compare the losses bit for bit.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Settings.out, metavar="FOLDER", help="where the picture goes (default %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=_positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
+    )
+    parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
+    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: two thirds of what plain training takes)')
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    budget = None if options.budget is None else parse_bytes(options.budget)
+    return show(Settings(out=options.out, num_steps=options.steps, edge=options.size, budget_nbytes=budget))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
+    return int(text)
+
+
+def _edge(text: str) -> int:
+    if not text.isdecimal() or int(text) < 16 or int(text) % 8:
+        raise argparse.ArgumentTypeError(f"expected a multiple of 8, at least 16, received {text!r}")
+    return int(text)

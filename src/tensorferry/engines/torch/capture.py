@@ -1,0 +1,197 @@
+"""`capture`: the trace of one step, from running it or without running it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Instant, view_block
+from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
+from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
+from tensorferry.engines.torch.resident import Heap, ResidentMeter
+from tensorferry.engines.torch.standing import model_nbytes, persistent_blocks
+from tensorferry.engines.torch.swap import SavedTensors
+from tensorferry.errors import NotTraceable
+from tensorferry.plan import Machine
+from tensorferry.tiers import this_machine
+from tensorferry.trace import Trace
+
+MIN_NBYTES = 2**20
+
+
+def capture(
+    step_fn: Callable[[], Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    fake: bool = False,
+    machine: Machine | None = None,
+    min_nbytes: int = MIN_NBYTES,
+) -> Trace:
+    """The trace of one call of `step_fn`, which runs a whole training step of `model`.
+
+    The step really runs once; its times are measured, so run it once before for warm ones. With `fake=True` nothing is
+    executed or allocated, model and optimizer stay as they are, and times come from `machine` (default: this one).
+
+        trace = ferry.capture(lambda: train_step(x, y), model, optimizer, fake=True)
+    """
+    if fake:
+        return _capture_fake(step_fn, model, optimizer, machine or this_machine(), min_nbytes)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with ExitStack() as stack:
+        clones = CloneDevice(device, model_nbytes(model))
+        stack.callback(clones.close)
+        clones.return_freed(True)
+        store = SavedTensors(clones, min_nbytes=min_nbytes, watchdog_seconds=60.0, tier="memory")
+        names = LayerNames(model)
+        stack.enter_context(names.watching())
+        step = RecordingStep(store, Recorder(model, clones, names))
+        _run_recorded(step_fn, step, store, model)
+        return step.recorder.trace(measured=True, device=device.type)
+
+
+def _capture_fake(
+    step_fn: Callable[[], Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, machine: Machine, min_nbytes: int
+) -> Trace:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with unchanged_randomness(), fake_parameters(model, optimizer, mode), mode:
+            fake_device = FakeDevice(mode, device)
+            store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
+            names = LayerNames(model)
+            with names.watching():
+                step = FakeStep(store, Recorder(model, fake_device, names), machine, "fp32")
+                _run_recorded(step_fn, step, store, model)
+                return step.recorder.trace(measured=False, device=device.type)
+    except Exception as error:  # whatever a user's step can raise
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise NotTraceable(
+            f"the step cannot be followed without running it: {first_line}. Capture it with fake=False."
+        ) from error
+
+
+def _run_recorded(
+    step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module
+) -> None:
+    def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
+
+    store.begin_step(step, persistent_blocks(model))
+    with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(run_op):
+        step_fn()
+
+
+@contextmanager
+def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, mode: FakeTensorMode) -> Iterator[None]:
+    """While inside, the model's and the optimizer's tensors are fake; afterwards the real ones are back, untouched."""
+    fakes: dict[torch.Tensor, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in fakes:
+            made: torch.Tensor = mode.from_tensor(tensor.detach())
+            fakes[tensor] = torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+        return fakes[tensor]
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+            for held in tables:
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        stack.callback(held.__setitem__, name, tensor)
+                        held[name] = fake(tensor)
+        if optimizer is not None:
+            stack.callback(setattr, optimizer, "state", optimizer.state)
+            state = type(optimizer.state)(dict)
+            for parameter, values in optimizer.state.items():
+                state[fake(parameter)] = tree_map_only(torch.Tensor, fake, dict(values))
+            optimizer.state = state
+            for group in optimizer.param_groups:
+                stack.callback(group.__setitem__, "params", group["params"])
+                group["params"] = [fake(parameter) for parameter in group["params"]]
+        yield
+
+
+class CloneDevice:
+    """Lets a storage go by keeping a clone of it: what is idle can be observed, and nothing leaves the device."""
+
+    def __init__(self, device: torch.device, held_nbytes: int) -> None:
+        self.type = device.type
+        self.synchronous = device.type == "cpu"
+        self._heap = Heap()
+        self._meter = ResidentMeter() if device.type == "cpu" else None
+        self._before_nbytes = self._meter.now_nbytes() - held_nbytes if self._meter else 0
+
+    def resident_nbytes(self) -> int:
+        return self._meter.now_nbytes() - self._before_nbytes if self._meter else torch.accelerator.memory_allocated()
+
+    def peak_nbytes(self) -> int:
+        return self._meter.peak_nbytes() - self._before_nbytes if self._meter else torch.accelerator.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        if self._meter:
+            self._meter.reset_peak()
+        else:
+            torch.accelerator.reset_peak_memory_stats()
+
+    def highest_nbytes(self) -> int:
+        return self.peak_nbytes()
+
+    def touched_nbytes(self) -> int:
+        return self._meter.touched_nbytes() if self._meter else 0
+
+    def return_freed(self, at_once: bool) -> None:
+        if at_once and self._meter:
+            self._heap.return_at_once()
+            self._heap.trim()
+
+    def trim(self) -> None:
+        pass
+
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> "_CloneOut":
+        return _CloneOut(label, block.clone())
+
+    def copy_in(self, slot: torch.UntypedStorage, label: str) -> "_CloneIn":
+        return _CloneIn(label, slot)
+
+    def release(self, slot: torch.UntypedStorage) -> None:
+        pass
+
+    def view(
+        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        return view_block(block, dtype, size, stride, offset)
+
+    def synchronize(self) -> None:
+        if not self.synchronous:
+            torch.accelerator.synchronize()
+
+    def close(self) -> None:
+        if self._meter:
+            self._heap.restore()
+            self._meter.close()
+
+
+class _CloneOut(Instant, CopyOut):
+    def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
+        super().__init__(label, clone.nbytes())
+        self._clone = clone
+
+    def reclaim(self) -> None:
+        return None
+
+    def slot(self) -> torch.UntypedStorage:
+        return self._clone
+
+
+class _CloneIn(Instant, CopyIn):
+    def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
+        super().__init__(label, clone.nbytes())
+        self._clone = clone
+
+    def take(self) -> torch.UntypedStorage:
+        return self._clone

@@ -1,0 +1,316 @@
+"""Where a step's tensors live, and how their bytes leave and come back.
+
+Everything above this interface is the same for every device. `CpuDevice` copies on threads; `accelerator.py` copies on
+streams; the tests have a device that copies as late as it may and poisons what was let go.
+
+The rules between the engine and a device:
+- a copy out holds its block until the bytes are safe, then lets it go; the engine may ask for it back before that;
+- a copy in makes its block; nobody reads the block before `take()`.
+"""
+
+import ctypes
+import threading
+import time
+from abc import ABC, abstractmethod
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+
+from tensorferry.engines.torch.resident import Heap, ResidentMeter
+from tensorferry.plan import Lane
+from tensorferry.tiers import Tier
+
+_LANE_STACK_NBYTES = 256 * 1024
+_CLOSE_SECONDS = 10.0  # a lane that hangs in the system is left behind: it is a daemon and ends with the process
+
+
+class Copy(ABC):
+    """One copy under way."""
+
+    def __init__(self, label: str, nbytes: int) -> None:
+        self.label = label
+        self.nbytes = nbytes
+        self.started_at = 0.0  # time.perf_counter()
+        self.ended_at = 0.0
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> bool:
+        """Block until it has ended; False if it has not after that long."""
+
+
+class CopyOut(Copy):
+    """A copy from a block to a tier."""
+
+    @abstractmethod
+    def reclaim(self) -> torch.UntypedStorage | None:
+        """The block, if it has not been let go; the copy is then void and its slot is given back."""
+
+    @abstractmethod
+    def slot(self) -> Any:
+        """Where the bytes are. Only after it is done; raises what went wrong."""
+
+
+class CopyIn(Copy):
+    """A copy from a tier to a new block."""
+
+    def ready(self) -> bool:
+        """Whether the block may be taken."""
+        return self.done()
+
+    @abstractmethod
+    def take(self) -> torch.UntypedStorage:
+        """The block, to be read from now on. Only once it is ready; raises what went wrong."""
+
+
+class Instant(Copy):
+    """A copy that has ended when it is made."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> bool:  # noqa: ARG002
+        return True
+
+
+class Device(Protocol):
+    """A place where tensors live, with two copy lanes."""
+
+    type: str  # as torch names it: "cpu", "cuda", ...
+    synchronous: bool  # whether an op has ended when its call returns
+
+    def resident_nbytes(self) -> int:
+        """What the step holds now."""
+
+    def peak_nbytes(self) -> int:
+        """The most held since the last `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Begin a new peak."""
+
+    def highest_nbytes(self) -> int:
+        """The most held since the device was opened."""
+
+    def touched_nbytes(self) -> int:
+        """Fresh memory taken from the system so far, freed or not."""
+
+    def return_freed(self, at_once: bool) -> None:
+        """Whether freed memory leaves the device's books at once, or may stay for reuse until `trim`; it may at first."""
+
+    def trim(self) -> None:
+        """Give back what is free but still on the books."""
+
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut:
+        """Start moving a block's bytes to the tier."""
+
+    def copy_in(self, slot: Any, label: str) -> CopyIn:
+        """Start bringing a slot's bytes back into a new block."""
+
+    def release(self, slot: Any) -> None:
+        """Forget a slot's bytes."""
+
+    def view(
+        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        """A tensor over a block."""
+
+    def synchronize(self) -> None:
+        """Wait until every op has ended."""
+
+    def close(self) -> None:
+        """End the lanes; copies under way end first."""
+
+
+def view_block(
+    block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """A tensor of that geometry over a block's bytes."""
+    return torch.empty(0, dtype=dtype, device=block.device).set_(block, offset, size, stride)
+
+
+class CpuDevice:
+    """The process's own memory as device memory, over what it held before the model; each lane is a thread."""
+
+    type = "cpu"
+    synchronous = True
+
+    def __init__(self, tier: Tier, meter: ResidentMeter, before_nbytes: int) -> None:
+        self.tier = tier
+        self.meter = meter
+        self.before_nbytes = before_nbytes
+        self._heap = Heap()
+        self._returns_at_once = False
+        self._lanes = {lane: _LaneThread(lane) for lane in (Lane.OUT, Lane.IN)}
+
+    def resident_nbytes(self) -> int:
+        return self.meter.now_nbytes() - self.before_nbytes
+
+    def peak_nbytes(self) -> int:
+        return self.meter.peak_nbytes() - self.before_nbytes
+
+    def reset_peak(self) -> None:
+        self.meter.reset_peak()
+
+    def highest_nbytes(self) -> int:
+        return self.meter.highest_nbytes() - self.before_nbytes
+
+    def touched_nbytes(self) -> int:
+        return self.meter.touched_nbytes()
+
+    def return_freed(self, at_once: bool) -> None:
+        if at_once == self._returns_at_once:
+            return
+        self._returns_at_once = at_once
+        if at_once:
+            self._heap.return_at_once()
+        else:
+            self._heap.keep_for_reuse()
+
+    def trim(self) -> None:
+        self._heap.trim()
+
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> "_ThreadCopyOut":
+        copy = _ThreadCopyOut(self.tier, block, label)
+        self._lanes[Lane.OUT].put(copy)
+        return copy
+
+    def copy_in(self, slot: Any, label: str) -> "_ThreadCopyIn":
+        copy = _ThreadCopyIn(self.tier, slot, label)
+        self._lanes[Lane.IN].put(copy)
+        return copy
+
+    def release(self, slot: Any) -> None:
+        self.tier.release(slot)
+
+    def view(
+        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        return view_block(block, dtype, size, stride, offset)
+
+    def synchronize(self) -> None:
+        pass
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        self._heap.restore()
+
+
+class _LaneThread:
+    """Runs copies one after another."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._queue: SimpleQueue[_ThreadCopyOut | _ThreadCopyIn | None] = SimpleQueue()
+        # a default stack of 8 MiB would count against a cap on the process's data
+        previous = threading.stack_size(_LANE_STACK_NBYTES)
+        try:
+            self._thread = threading.Thread(target=self._run, name=f"tensorferry {lane}", daemon=True)
+            self._thread.start()
+        finally:
+            threading.stack_size(previous)
+
+    def put(self, copy: "_ThreadCopyOut | _ThreadCopyIn") -> None:
+        self._queue.put(copy)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        while (copy := self._queue.get()) is not None:
+            copy.run()
+            del copy  # or its block would live on while the queue is empty
+
+
+class _ThreadCopyOut(CopyOut):
+    def __init__(self, tier: Tier, block: torch.UntypedStorage, label: str) -> None:
+        super().__init__(label, block.nbytes())
+        self._tier = tier
+        self._block: torch.UntypedStorage | None = block
+        self._slot: Any = None
+        self._error: Exception | None = None
+        self._void = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        with self._lock:
+            block, void = self._block, self._void
+        self.started_at = time.perf_counter()
+        slot = None
+        if block is not None and not void:
+            try:
+                slot = self._tier.write(block_bytes(block))
+            except Exception as error:
+                self._error = error
+        self.ended_at = time.perf_counter()
+        with self._lock:
+            self._block = block if self._error is not None and not self._void else None
+            if self._void and slot is not None:
+                self._tier.release(slot)
+            else:
+                self._slot = slot
+        del block
+        self._ended.set()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._ended.wait(seconds)
+
+    def reclaim(self) -> torch.UntypedStorage | None:
+        with self._lock:
+            block = self._block
+            if block is not None:
+                self._void = True
+                self._block = None  # a queued copy must not hold the block for longer than its owner does
+            return block
+
+    def slot(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._slot
+
+
+class _ThreadCopyIn(CopyIn):
+    def __init__(self, tier: Tier, slot: Any, label: str) -> None:
+        super().__init__(label, slot.nbytes)
+        self._tier = tier
+        self._slot = slot
+        self._block: torch.UntypedStorage | None = None
+        self._error: Exception | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        self.started_at = time.perf_counter()
+        try:
+            memory = self._tier.read(self._slot)
+            flat = torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset)
+            self._block = flat.untyped_storage()
+        except Exception as error:
+            self._error = error
+        self.ended_at = time.perf_counter()
+        self._ended.set()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._ended.wait(seconds)
+
+    def take(self) -> torch.UntypedStorage:
+        if self._error is not None:
+            raise self._error
+        assert self._block is not None, "taken before it was done, or twice"
+        block, self._block = self._block, None
+        return block
+
+
+def block_bytes(block: torch.UntypedStorage) -> memoryview:
+    """A CPU block's bytes, without a copy. The block must outlive the view."""
+    return memoryview((ctypes.c_char * block.nbytes()).from_address(block.data_ptr())).cast("B")

@@ -1,0 +1,155 @@
+"""Trace a step without running it: fake tensors have shapes and storages but no bytes.
+
+Times come from a machine's data sheet and the memory that kernels take for themselves from a small model of them, so a
+trace of this kind is an estimate.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Instant
+from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.plan import Machine
+
+_CONVOLUTION = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+class FakeDevice:
+    """Holds nothing: a block that leaves is forgotten, one that comes back is new."""
+
+    synchronous = True
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
+        self.type = device.type
+        self._mode = mode
+        self._device = device
+
+    def resident_nbytes(self) -> int:
+        return 0
+
+    def peak_nbytes(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None:
+        pass
+
+    def highest_nbytes(self) -> int:
+        return 0
+
+    def touched_nbytes(self) -> int:
+        return 0
+
+    def return_freed(self, at_once: bool) -> None:
+        pass
+
+    def trim(self) -> None:
+        pass
+
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> "_NothingOut":
+        return _NothingOut(label, block.nbytes())
+
+    def copy_in(self, slot: Any, label: str) -> "_NothingIn":
+        return _NothingIn(label, slot)
+
+    def release(self, slot: Any) -> None:
+        pass
+
+    def view(
+        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        with torch.utils._python_dispatch._disable_current_modes():
+            meta = torch.empty(0, dtype=dtype, device="meta").set_(block, offset, size, stride)
+        return FakeTensor(self._mode, meta, self._device)
+
+    def synchronize(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _NothingOut(Instant, CopyOut):
+    def reclaim(self) -> None:
+        return None
+
+    def slot(self) -> int:
+        return self.nbytes
+
+
+class _NothingIn(Instant, CopyIn):
+    def take(self) -> torch.UntypedStorage:
+        return torch.UntypedStorage(self.nbytes, device="meta")
+
+
+class FakeStep:
+    """Records ops that do not run; times by the roofline of a machine, if one is given."""
+
+    def __init__(self, store: SavedTensors, recorder: Recorder, machine: Machine | None, precision: str) -> None:
+        self.store = store
+        self.recorder = recorder
+        self._flops_per_second = machine.flops_per_second.get(precision, 0.0) if machine else 0.0
+        self._nbytes_per_second = machine.memory_nbytes_per_second if machine else 0.0
+
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if func.namespace == "prim":  # questions about a fake tensor, which a real one answers without an op
+            return out
+        with self.store.at_work():
+            workspace_nbytes = estimate_workspace(func, args) if self.store.device.type == "cpu" else 0
+            self.recorder.record(func, args, kwargs, out, timing=self._seconds, workspace=lambda _: workspace_nbytes)
+        return out
+
+    def _seconds(self, flops: int, touched_nbytes: int) -> float:
+        compute = flops / self._flops_per_second if self._flops_per_second else 0.0
+        memory = touched_nbytes / self._nbytes_per_second if self._nbytes_per_second else 0.0
+        return max(compute, memory)
+
+    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
+        self.recorder.saved(saved, tensor)
+        self.store.swap_out(saved)
+
+    def on_wanted(self, saved: SavedStorage) -> None:
+        self.recorder.wanted(saved)
+
+    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
+        self.recorder.returned(saved, block)
+
+
+def estimate_workspace(func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that a CPU kernel takes beyond its outputs.
+
+    Convolutions reorder what is not channels_last: forward its input, backward its input and the gradient.
+    """
+    if func is _CONVOLUTION:
+        return _reordered_nbytes(args[0])
+    if func is _CONVOLUTION_BACKWARD:
+        return _reordered_nbytes(args[0]) + _reordered_nbytes(args[1])
+    return 0
+
+
+def _reordered_nbytes(tensor: torch.Tensor) -> int:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(tensor.dim())
+    if wanted is None or tensor.is_contiguous(memory_format=wanted):
+        return 0
+    return tensor.numel() * tensor.element_size()
+
+
+@contextmanager
+def unchanged_randomness() -> Iterator[None]:
+    """Afterwards every random generator is where it was."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

@@ -1,0 +1,290 @@
+"""Train a model inside a budget: `large_model`.
+
+The first step of every kind (input shape, mode) swaps everything it may while it is recorded. From the record comes a
+plan, and the steps after it follow the plan; what they measure (op times, copy rates, peaks) goes into the next plan until
+it settles. A step begins with the first tensor that autograd saves after a backward pass, in a new forward pass or when
+nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tensorferry.engines.torch.course import Course
+from tensorferry.engines.torch.forecast import forecast
+from tensorferry.engines.torch.notes import floor_notes
+from tensorferry.engines.torch.opening import DeviceOpener, open_device
+from tensorferry.engines.torch.planned import PlannedStep
+from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
+from tensorferry.engines.torch.standing import persistent_blocks
+from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
+from tensorferry.errors import BudgetTooSmall, GraphFreed, NotTraceable
+from tensorferry.plan import Action, Machine, find_floor
+from tensorferry.report import Counters, Report
+from tensorferry.trace import Trace
+from tensorferry.units import format_bytes, parse_bytes
+
+MIN_NBYTES = 2**20
+_MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
+_MARGIN_MIN_NBYTES = 2 * 2**20
+
+
+class AnyStep(Protocol):
+    """A step under way."""
+
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one op of the step."""
+
+
+def large_model(
+    model: torch.nn.Module,
+    budget: str | int = "auto",
+    *,
+    tier: str = "auto",
+    recompute: bool = True,
+    min_nbytes: int = MIN_NBYTES,
+    watchdog_seconds: float = 120.0,
+) -> "LargeModel":
+    """A context in which training `model` fits a budget in bytes, bit for bit as without it.
+
+    budget: "2GiB", bytes, or "auto" (most of what is free). It is for everything a step holds at once: weights, gradients,
+    optimizer state, activations, workspace. tier: "auto", "disk", "disk:/path", "shm", or "pinned" (accelerators).
+    recompute: whether cheap ops may run again instead of being swapped. min_nbytes: smaller storages stay.
+
+        with ferry.large_model(model, budget="2GiB") as big:
+            for x, y in batches:
+                loss_fn(model(x), y).backward()
+                optimizer.step(); optimizer.zero_grad()
+        print(big.report())
+    """
+    return LargeModel(model, budget, tier, recompute, min_nbytes, watchdog_seconds)
+
+
+class LargeModel:
+    """What `large_model` returns; enter it once."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        budget: str | int,
+        tier: str,
+        recompute: bool,
+        min_nbytes: int,
+        watchdog_seconds: float,
+        open_device: DeviceOpener = open_device,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"expected a torch.nn.Module, received {type(model).__name__}")
+        self._model = model
+        self._budget_nbytes = None if budget == "auto" else parse_bytes(budget)
+        self._tier_text = tier
+        self._recompute = recompute
+        self._min_nbytes = min_nbytes
+        self._watchdog_seconds = watchdog_seconds
+        self._open_device = open_device
+        self._courses: dict[Any, Course] = {}
+        self._course: Course | None = None
+        self._step: AnyStep | None = None
+        self._step_over = True  # backward has run, or there was no step yet
+        self._forward_begun = False  # since then
+        self._num_steps = 0
+        self._forecast_inputs: set[Any] = set()
+        self._notes: list[str] = []
+        self._highest_nbytes = 0
+        self._failed = True  # until the block has ended without an error
+        self._exit = ExitStack()
+
+    # entering and leaving
+
+    def __enter__(self) -> "LargeModel":
+        with ExitStack() as stack:
+            self._device, self._tier, self._budget_nbytes = self._open_device(
+                self._model, self._tier_text, self._budget_nbytes, stack
+            )
+            self._store = SavedTensors(
+                self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
+            )
+            stack.callback(self._close)
+            self._names = LayerNames(self._model)
+            stack.enter_context(self._names.watching())
+            self._root_hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+            stack.callback(self._unhook_root)
+            stack.enter_context(_clear_backward_errors(self._backward_failed))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            stack.enter_context(OpMode(self._run_op))
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        self._failed = exc_type is not None
+        self._exit.close()
+
+    def _close(self) -> None:
+        with self._store.lock:
+            self._end_step()
+            self._highest_nbytes = self._device.highest_nbytes()
+            self._step = None
+            self._store.step = None
+            self._store.retire(bring_back=not self._failed)
+
+    # what the hooks call
+
+    def _run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._step is None or self._store.busy:
+            return func(*args, **kwargs)
+        return self._step.run_op(func, args, kwargs)
+
+    def _pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        if self._step_over and not in_backward() and (self._forward_begun or not self._store.any_alive()):
+            self._begin_step(tensor)
+        return self._store.pack(tensor)
+
+    def _unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        if in_backward():  # looking at a node's saved tensors is no backward pass
+            self._step_over = True
+        return self._store.unpack(handle)
+
+    def _unhook_root(self) -> None:
+        self._root_hook.remove()
+
+    def _backward_failed(self) -> None:
+        self._step_over = True
+
+    def _before_forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.is_grad_enabled() or in_backward() or self._store.busy:
+            return
+        if not self._store.any_alive():
+            self._step_over = True  # the step before never came to its backward pass
+        self._forward_begun = True
+        inputs = tuple((t.shape, t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor))
+        if inputs in self._forecast_inputs:
+            return
+        self._forecast_inputs.add(inputs)
+        self._unhook_root()  # the copy must not carry it
+        try:
+            with self._store.at_work(), _disable_current_modes():
+                self._refuse_below_floor(forecast(module, args, kwargs, self._min_nbytes))
+        except NotTraceable as reason:
+            self._note(f"could not be traced before the first step: {reason}")
+        finally:
+            self._root_hook = module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+
+    # steps
+
+    def _begin_step(self, first: torch.Tensor) -> None:
+        with self._store.lock, self._store.at_work():
+            self._end_step()
+            self._step_over = self._forward_begun = False
+            kind = (first.shape, first.dtype, self._model.training, torch.is_autocast_enabled(self._device.type))
+            # the very first step is cold, and the optimizer makes its state in it: one more is recorded
+            course = self._course = self._courses.setdefault(kind, Course(num_records=1 if self._courses else 2))
+            if course.wants_plan and not course.wants_record:
+                self._plan(course)
+            step: RecordingStep | PlannedStep
+            reuses_freed = False
+            if course.wants_record or course.schedule is None:
+                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names))
+            else:
+                step = PlannedStep(self._store, course.schedule, self._limit_nbytes)
+                reuses_freed = course.schedule.reuses_freed
+                if not course.settled:
+                    self._device.reset_peak()
+            self._device.return_freed(at_once=not reuses_freed)
+            self._step = step
+            self._store.begin_step(step, persistent_blocks(self._model))
+
+    def _end_step(self) -> None:
+        step, course = self._step, self._course
+        self._step = None
+        if step is None or course is None:
+            return
+        self._num_steps += 1
+        if isinstance(step, RecordingStep) and step.recorder.complete:
+            course.end_record(step.recorder, self._device.type)
+        elif isinstance(step, PlannedStep):
+            course.end_planned(step, self._device.peak_nbytes())
+
+    def _plan(self, course: Course) -> None:
+        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        self._device.trim()
+        course.make_plan(self._device.resident_nbytes(), self._limit_nbytes, machine, self._recompute)
+        assert course.schedule is not None
+        swapped_nbytes = course.schedule.plan.nbytes(Action.SWAP)
+        self._tier.check_room(swapped_nbytes)
+
+    def _refuse_below_floor(self, trace: Trace) -> None:
+        there_nbytes = sum(storage.nbytes for storage in trace.storages if not storage.writers)
+        trace = replace(trace, overhead_nbytes=max(0, self._device.resident_nbytes() - there_nbytes))
+        floor = find_floor(trace)
+        if floor.nbytes > self.budget_nbytes:
+            raise BudgetTooSmall(
+                f"one step needs at least {format_bytes(floor.nbytes)}, the budget is {format_bytes(self.budget_nbytes)}; "
+                f"{trace.ops[floor.op].name!r} sets that. Raise the budget, or shrink the batch.",
+                floor.nbytes,
+            )
+
+    # what a user asks
+
+    @property
+    def budget_nbytes(self) -> int:
+        """The budget; "auto" is known once the context is entered."""
+        assert self._budget_nbytes is not None, "an automatic budget is known once the context is entered"
+        return self._budget_nbytes
+
+    @property
+    def _limit_nbytes(self) -> int:
+        return self.budget_nbytes - max(_MARGIN_MIN_NBYTES, int(self.budget_nbytes * _MARGIN_SHARE))
+
+    def report(self) -> Report:
+        """What was planned and what was measured, for the kind of step that ran last."""
+        course = self._course or Course(num_records=1)
+        schedule, median = course.schedule, course.median_step()
+        return Report(
+            plan=schedule.plan if schedule else None,
+            trace=course.trace,
+            predicted=course.predicted,
+            measured=median[0] if median else None,
+            budget_nbytes=self.budget_nbytes,
+            measured_peak_nbytes=self._highest_nbytes or self._device.highest_nbytes(),
+            num_steps=self._num_steps,
+            num_plans=sum(each.num_plans for each in self._courses.values()),
+            tier=self._tier.describe,
+            moved=median[1] if median else Counters(),
+            notes=(*self._notes, *(floor_notes(course.trace) if course.trace else ())),
+        )
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+
+@contextmanager
+def _clear_backward_errors(failed: Callable[[], None]) -> Iterator[None]:
+    """While inside, a second backward through a freed graph raises `GraphFreed`, and every failed backward is told of."""
+    autograd: Any = torch.autograd  # backward() and grad() both go through this private name
+    original = autograd._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            failed()
+            if "backward through the graph a second time" in str(error):
+                raise GraphFreed(
+                    "backward ran a second time through a graph whose saved tensors are gone; pass retain_graph=True to the "
+                    "first backward, or compute the loss again."
+                ) from error
+            raise
+        except BaseException:
+            failed()
+            raise
+
+    autograd._engine_run_backward = run_backward
+    try:
+        yield
+    finally:
+        autograd._engine_run_backward = original

@@ -1,0 +1,82 @@
+"""The device a model lives on, opened with its tier and its budget."""
+
+import resource
+from contextlib import ExitStack
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
+from tensorferry.engines.torch.device import CpuDevice, Device
+from tensorferry.engines.torch.resident import ResidentMeter
+from tensorferry.engines.torch.standing import model_nbytes
+from tensorferry.plan import TierSpeed
+from tensorferry.tiers import free_memory_nbytes, open_tier
+
+_AUTO_SHARE = 0.9  # of what is free
+
+
+class SwapSpace(Protocol):
+    """What the engine asks of any tier."""
+
+    @property
+    def describe(self) -> str:
+        """Where it is and how it copies."""
+
+    def check_room(self, nbytes: int) -> None:
+        """Raise `TierFull` unless `nbytes` more fit."""
+
+    def speed(self) -> TierSpeed:
+        """The rates of the copies so far."""
+
+
+class Opened(NamedTuple):
+    """A device, where its bytes go, and how many it may hold."""
+
+    device: Device
+    tier: SwapSpace
+    budget_nbytes: int
+
+
+class DeviceOpener(Protocol):
+    """Opens the device of a model; what it opens is closed with the stack. A budget of None is "auto"."""
+
+    def __call__(self, model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened: ...
+
+
+def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+    """The device that the model's parameters are on."""
+    where = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return (
+        _open_cpu(model, tier, budget_nbytes, stack)
+        if where.type == "cpu"
+        else _open_accelerator(where, tier, budget_nbytes, stack)
+    )
+
+
+def _open_cpu(model: torch.nn.Module, text: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+    tier = open_tier(text)
+    stack.callback(tier.close)
+    meter = ResidentMeter()
+    stack.callback(meter.close)
+    held_nbytes = model_nbytes(model)
+    if budget_nbytes is None:
+        free_nbytes = min(free_memory_nbytes(), _left_under_cap_nbytes(meter))
+        budget_nbytes = int((free_nbytes + held_nbytes) * _AUTO_SHARE)
+    device = CpuDevice(tier, meter, meter.now_nbytes() - held_nbytes)
+    stack.callback(device.close)
+    return Opened(device, tier, budget_nbytes)
+
+
+def _open_accelerator(where: torch.device, text: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+    tier = open_pinned_tier(text)
+    stack.callback(tier.close)
+    device = AcceleratorDevice(tier, where)
+    stack.callback(device.close)
+    return Opened(device, tier, int(device.free_nbytes() * _AUTO_SHARE) if budget_nbytes is None else budget_nbytes)
+
+
+def _left_under_cap_nbytes(meter: ResidentMeter) -> int:
+    """What a cap on the process's data, if there is one, leaves."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    return 2**63 if soft == resource.RLIM_INFINITY else max(0, soft - meter.data_nbytes())

@@ -1,0 +1,274 @@
+"""A step that follows a plan.
+
+The plan speaks of op positions and storages; here every op is seen as it starts, so the plan is followed op by op: what is
+due to come back is fetched, an op begins only when its outputs and workspace fit, and what the plan recomputes is noted.
+The first op or save that differs from the trace ends that: the rest of the step swaps everything, one copy at a time.
+"""
+
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorferry.engines.torch.device import Copy
+from tensorferry.engines.torch.recompute import Notebook
+from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work
+from tensorferry.trace import Trace
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A plan as a step reads it: by op position, and by the ordinal of a save."""
+
+    trace: Trace
+    plan: Plan
+    funcs: list[Any]
+    saved_storages: list[int]  # by ordinal
+    reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
+
+    @cached_property
+    def demand_nbytes(self) -> list[int]:
+        """What each op allocates: new outputs and workspace."""
+        demand = [op.workspace_nbytes for op in self.trace.ops]
+        for storage in self.trace.storages:
+            if storage.writers:
+                demand[storage.writers[0]] += storage.nbytes
+        return demand
+
+    @cached_property
+    def decisions(self) -> list[Decision | None]:
+        """By ordinal; None for what cannot move."""
+        by_storage = {decision.storage: decision for decision in self.plan.decisions}
+        return [by_storage.get(storage) for storage in self.saved_storages]
+
+    @cached_property
+    def nbytes(self) -> list[int]:
+        """By ordinal."""
+        return [self.trace.storages[storage].nbytes for storage in self.saved_storages]
+
+    @cached_property
+    def fetches(self) -> dict[int, list[int]]:
+        """Ordinals to fetch when an op starts."""
+        first: dict[int, int] = {}
+        for ordinal, storage in enumerate(self.saved_storages):
+            first.setdefault(storage, ordinal)
+        due: dict[int, list[int]] = {}
+        swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.fetch_at is not None]
+        for decision in sorted(swaps, key=lambda d: self.trace.storages[d.storage].wanted_at or 0):
+            due.setdefault(decision.fetch_at or 0, []).append(first[decision.storage])
+        return due
+
+    @cached_property
+    def noted(self) -> frozenset[int]:
+        """Ops that may have to run again."""
+        return frozenset(i for decision in self.plan.decisions for i in decision.replay)
+
+    @cached_property
+    def last_wanted(self) -> int:
+        """After this op nothing that was saved is needed any more."""
+        return max((self.trace.storages[s].wanted_at or 0 for s in self.saved_storages), default=-1)
+
+
+@dataclass
+class Diary:
+    """What a planned step did, as it happened."""
+
+    started_at: float = field(default_factory=time.perf_counter)
+    op_starts: list[float] = field(default_factory=list)
+    op_ends: list[float] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)  # (start, seconds) before an op or a use
+    replays: list[tuple[float, float, int]] = field(default_factory=list)  # (start, seconds, ordinal)
+    copies: list[tuple[Lane, Copy, int]] = field(default_factory=list)
+    resident: list[tuple[float, int]] = field(default_factory=list)
+    num_late: int = 0
+    num_shed: int = 0
+    nbytes: dict[Action, int] = field(default_factory=lambda: dict.fromkeys(Action, 0))
+
+
+class PlannedStep:
+    """Follows a schedule; `on_plan` tells whether it still could."""
+
+    def __init__(self, store: SavedTensors, schedule: Schedule, limit_nbytes: int) -> None:
+        self.store = store
+        self.schedule = schedule
+        self.limit_nbytes = limit_nbytes
+        self.on_plan = True
+        self.diary = Diary()
+        self._position = 0
+        self._saved: list[weakref.ref[SavedStorage]] = []
+        self._due: deque[weakref.ref[SavedStorage]] = deque()
+        self._notebook = Notebook(store)
+
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op when there is room for it."""
+        position = self._position
+        self._position += 1
+        planned = self.on_plan and self._expects(position, func)
+        if planned:
+            with self.store.lock:
+                self._prepare(position)
+        diary = self.diary
+        diary.op_starts.append(time.perf_counter())
+        out = func(*args, **kwargs)
+        diary.op_ends.append(time.perf_counter())
+        if planned and position in self.schedule.noted:
+            with self.store.at_work():
+                self._notebook.note(func, args, kwargs, out)
+        return out
+
+    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:  # noqa: ARG002
+        schedule, ordinal = self.schedule, saved.ordinal
+        self._saved.append(weakref.ref(saved))
+        if self.on_plan and (ordinal >= len(schedule.nbytes) or schedule.nbytes[ordinal] != saved.nbytes):
+            self.on_plan = False
+        if not self.on_plan:
+            saved.label = "not in the plan"
+            self._swap_at_once(saved)
+            return
+        saved.label = schedule.trace.storages[schedule.saved_storages[ordinal]].label
+        decision = schedule.decisions[ordinal]
+        action = decision.action if decision is not None else Action.KEEP
+        if action is Action.RECOMPUTE:
+            replay = self._notebook.replay_for(saved)
+            if replay is not None:
+                self.store.drop(saved, replay)
+            else:
+                action = Action.SWAP
+        if action is Action.SWAP:
+            self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), ordinal))
+        self.diary.nbytes[action] += saved.nbytes
+
+    def on_wanted(self, saved: SavedStorage) -> None:
+        if saved.wanted or saved.resident:
+            return
+        start = time.perf_counter()
+        before_seconds = self.store.stall_seconds
+        is_replay = saved.replay is not None
+        self.store.materialize(saved)
+        waited = self.store.stall_seconds - before_seconds
+        if is_replay:
+            self.diary.replays.append((start, time.perf_counter() - start - waited, saved.ordinal))
+        if waited > 0:
+            self.diary.stalls.append((start, waited))
+            self.diary.num_late += 1
+
+    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:  # noqa: ARG002
+        if saved.copy_in is not None:
+            self.diary.copies.append((Lane.IN, saved.copy_in, saved.ordinal))
+
+    def _expects(self, position: int, func: Any) -> bool:
+        funcs = self.schedule.funcs
+        if position < len(funcs) and funcs[position] is func:
+            return True
+        # after the last use a step may go on as it likes: another optimizer, an evaluation
+        self.on_plan = position > self.schedule.last_wanted
+        return False
+
+    def _prepare(self, position: int) -> None:
+        store, schedule = self.store, self.schedule
+        demand_nbytes = schedule.demand_nbytes[position]
+        for ordinal in schedule.fetches.get(position, ()):
+            self._due.append(self._saved[ordinal])
+        held_nbytes = self._held_nbytes(demand_nbytes)
+        self.diary.resident.append((time.perf_counter(), held_nbytes))
+        while self._due:
+            saved = self._due[0]()
+            if saved is not None and not saved.resident:
+                held_nbytes = self._held_nbytes(saved.nbytes + demand_nbytes)
+                if held_nbytes + saved.nbytes + demand_nbytes > self.limit_nbytes:
+                    break
+                store.fetch(saved)
+                held_nbytes += saved.nbytes
+            self._due.popleft()
+        if held_nbytes + demand_nbytes > self.limit_nbytes:
+            self._make_room(demand_nbytes)
+
+    def _held_nbytes(self, need_nbytes: int) -> int:
+        """What is held; freed memory that was kept for reuse is given back when the plan's peak would be passed."""
+        held_nbytes = self.store.held_nbytes()
+        if held_nbytes + need_nbytes > self.schedule.plan.peak_nbytes:
+            self.store.device.trim()
+            held_nbytes = self.store.held_nbytes()
+        return held_nbytes
+
+    def _make_room(self, demand_nbytes: int) -> None:
+        start, before_seconds = time.perf_counter(), self.store.stall_seconds
+        if not self.store.make_room(demand_nbytes, self.limit_nbytes):
+            self._shed(demand_nbytes)
+        if self.store.stall_seconds > before_seconds:
+            self.diary.stalls.append((start, self.store.stall_seconds - before_seconds))
+
+    def _shed(self, demand_nbytes: int) -> None:
+        """The plan was too optimistic: swap kept storages, those that are wanted last first."""
+        for ref in self._saved:
+            saved = ref()
+            if saved is None or saved.wanted or not saved.resident:
+                continue
+            if saved.copy_in is None:
+                self.diary.num_shed += 1
+                self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), saved.ordinal))
+                if self.store.make_room(demand_nbytes, self.limit_nbytes):
+                    return
+
+    def _swap_at_once(self, saved: SavedStorage) -> None:
+        copy = self.store.swap_out(saved)
+        self.store.wait_for(copy, "reach")
+        copy.slot()
+
+    # afterwards
+
+    @property
+    def complete(self) -> bool:
+        """Whether it ran through all of the plan."""
+        return self.on_plan and self._position > self.schedule.last_wanted
+
+    def op_seconds(self) -> np.ndarray:
+        """Compute seconds of the planned ops: from start to start, without waits and replays."""
+        diary, num_ops = self.diary, min(len(self.diary.op_starts), len(self.schedule.trace.ops))
+        starts = np.array([*diary.op_starts[:num_ops], diary.op_ends[num_ops - 1]])
+        seconds = np.diff(starts)
+        for start, lost in (*diary.stalls, *((start, lost) for start, lost, _ in diary.replays)):
+            i = int(np.searchsorted(starts, start, side="right")) - 1
+            if 0 <= i < num_ops:
+                seconds[i] = max(seconds[i] - lost, 0.0)
+        return seconds
+
+    def timeline(self, peak_nbytes: int) -> Timeline:
+        """The step as it happened."""
+        diary, zero, trace = self.diary, self.diary.started_at, self.schedule.trace
+        num_ops = min(len(diary.op_starts), len(trace.ops))
+        spans = [
+            Span(Lane.COMPUTE, Work.OP, trace.ops[i].name, diary.op_starts[i] - zero, diary.op_ends[i] - diary.op_starts[i])
+            for i in range(num_ops)
+        ]
+        spans += [Span(Lane.COMPUTE, Work.STALL, "waits for a copy", start - zero, lost) for start, lost in diary.stalls]
+        spans += [
+            Span(Lane.COMPUTE, Work.RECOMPUTE, self._label(ordinal), start - zero, lost, self._storage(ordinal))
+            for start, lost, ordinal in diary.replays
+        ]
+        for lane, copy, ordinal in diary.copies:
+            if copy.ended_at:
+                start, seconds = copy.started_at - zero, copy.ended_at - copy.started_at
+                spans.append(Span(lane, Work.COPY, copy.label, start, seconds, self._storage(ordinal), copy.nbytes))
+        spans.sort(key=lambda span: span.start)
+        return Timeline(
+            spans=tuple(spans),
+            resident=tuple((at - zero, nbytes) for at, nbytes in diary.resident),
+            peak_nbytes=peak_nbytes,
+            step_seconds=diary.op_ends[num_ops - 1] - zero if num_ops else 0.0,
+            stall_seconds=sum(lost for _, lost in diary.stalls),
+            budget_nbytes=self.schedule.plan.budget_nbytes,
+        )
+
+    def _storage(self, ordinal: int) -> int | None:
+        return self.schedule.saved_storages[ordinal] if ordinal < len(self.schedule.saved_storages) else None
+
+    def _label(self, ordinal: int) -> str:
+        storage = self._storage(ordinal)
+        return self.schedule.trace.storages[storage].label if storage is not None else ""

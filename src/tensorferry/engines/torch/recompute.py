@@ -1,0 +1,186 @@
+"""Make a storage again by running the ops that made it, from storages that are saved anyway.
+
+During the forward pass the ops that the plan wants to run again are noted: the function, and for every tensor argument a
+reference that holds no bytes of its own: a saved storage, a parameter, or the result of another noted op. Running them
+again below autograd gives the same bits. Random ops and collectives are never noted (see `record.is_replayable`).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.errors import SavedTensorModified
+
+# the positions of running statistics: they were updated once already, and a training-mode result does not depend on them
+_RUNNING_STATISTICS = {"aten::native_batch_norm": (3, 4), "aten::cudnn_batch_norm": (3, 4), "aten::miopen_batch_norm": (3, 4)}
+_TRAINING_FLAG = 5
+
+
+@dataclass(eq=False, slots=True)
+class _Made:
+    """A storage that noted ops made or wrote."""
+
+    original: StorageWeakRef
+    version: int = 0  # after the last noted op
+    calls: list["_Call"] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Call:
+    """One noted op; `makes` pairs each result it wrote with that result's place among the op's outputs."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    makes: list[tuple[_Made, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _FromMade:
+    made: _Made
+    version: int
+    geometry: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _FromSaved:
+    saved: SavedStorage
+    geometry: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _FromTensor:
+    tensor: torch.Tensor
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _NotYet:
+    """A storage that is no source yet; it may be saved by the time the replay is put together."""
+
+    block: StorageWeakRef
+    version: int
+    geometry: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+
+
+_References = _FromMade | _FromSaved | _FromTensor | _NotYet
+
+
+class Notebook:
+    """The noted ops of one step."""
+
+    def __init__(self, store: SavedTensors) -> None:
+        self._store = store
+        self._made: dict[int, _Made] = {}
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """An op that may have to run again has run."""
+        args = _without_running_statistics(func, args)
+        referred = tree_map(self._refer, (args, kwargs))
+        call = _Call(func, referred[0], referred[1], [])
+        for i, tensor in enumerate(tree_leaves(out)):
+            if isinstance(tensor, torch.Tensor):
+                made = self._made_at(tensor.untyped_storage())
+                # the version of what an in-place op wrote is raised only after the dispatch mode has seen it
+                made.version = tensor._version + func._schema.is_mutable
+                made.calls.append(call)
+                call.makes.append((made, i))
+
+    def replay_for(self, saved: SavedStorage) -> "Recall | None":
+        """How to make a saved storage again; None if something it needs is not saved."""
+        made = self._made.get(saved.original.cdata)
+        if made is None or made.version != saved.version:
+            return None
+        calls: list[_Call] = []
+        return Recall(made, calls) if self._collect(made, saved, calls) else None
+
+    def _collect(self, made: _Made, target: SavedStorage, calls: list[_Call]) -> bool:
+        for call in made.calls:
+            if call in calls:
+                continue
+            resolved = tree_map(self._resolve, (call.args, call.kwargs), is_leaf=_is_reference)
+            for reference in tree_leaves(resolved, is_leaf=_is_reference):
+                if isinstance(reference, _NotYet) or (isinstance(reference, _FromSaved) and reference.saved is target):
+                    return False
+                if isinstance(reference, _FromMade) and reference.made is not made:
+                    later_written = reference.version != reference.made.version
+                    if later_written or not self._collect(reference.made, target, calls):
+                        return False
+            calls.append(_Call(call.func, resolved[0], resolved[1], call.makes))
+        return True
+
+    def _refer(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        block = value.untyped_storage()
+        geometry = (value.dtype, value.size(), value.stride(), int(value.storage_offset()))
+        if block._cdata in self._store.persistent or block.nbytes() < self._store.min_nbytes:
+            held = value.detach()
+            return _FromTensor(held, held._version)
+        made = self._made.get(block._cdata)
+        if made is not None and not made.original.expired() and made.version == value._version:
+            return _FromMade(made, value._version, geometry)
+        return self._resolve(_NotYet(StorageWeakRef(block), value._version, geometry))
+
+    def _resolve(self, reference: Any) -> Any:
+        if not isinstance(reference, _NotYet) or reference.block.expired():
+            return reference
+        block = torch.UntypedStorage._new_with_weak_ptr(reference.block.cdata)
+        saved = self._store.find(block, reference.version) if block is not None else None
+        return reference if saved is None else _FromSaved(saved, reference.geometry)
+
+    def _made_at(self, block: torch.UntypedStorage) -> _Made:
+        made = self._made.get(block._cdata)
+        if made is None or made.original.expired():
+            made = self._made[block._cdata] = _Made(StorageWeakRef(block))
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """The ops that make one storage again, in order."""
+
+    target: _Made
+    calls: list[_Call]
+
+    def run(self, store: SavedTensors) -> torch.UntypedStorage:
+        """Run the ops and return the block they make. Intermediates die when it returns."""
+        blocks: dict[int, torch.UntypedStorage] = {}
+
+        def resolve(reference: Any) -> Any:
+            if isinstance(reference, _FromTensor):
+                if reference.tensor._version != reference.version:
+                    raise SavedTensorModified(
+                        "a parameter or small tensor that a recomputed op reads was modified in place between forward and "
+                        "backward. Modify it after backward, or turn recompute off."
+                    )
+                return reference.tensor
+            if isinstance(reference, _FromSaved):
+                return store.device.view(store.materialize(reference.saved), *reference.geometry)
+            if isinstance(reference, _FromMade):
+                return store.device.view(blocks[id(reference.made)], *reference.geometry)
+            return reference
+
+        # the noted ops already contain the casts that autocast made
+        with torch.no_grad(), torch.autocast(store.device.type, enabled=False):
+            for call in self.calls:
+                args, kwargs = tree_map(resolve, (call.args, call.kwargs), is_leaf=_is_reference)
+                results = tree_leaves(call.func(*args, **kwargs))
+                for made, i in call.makes:
+                    blocks[id(made)] = results[i].untyped_storage()
+        return blocks[id(self.target)]
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, _References)
+
+
+def _without_running_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    positions = _RUNNING_STATISTICS.get(func.name(), ())
+    if not positions or not args[_TRAINING_FLAG]:
+        return args
+    return tuple(None if i in positions else arg for i, arg in enumerate(args))

@@ -1,0 +1,367 @@
+"""A trace from a step as it runs: every op that reaches the dispatcher, every storage it makes, reads or frees.
+
+A dispatch mode sees the ops below autograd, so backward and the optimizer are seen too. Storages are followed by weak
+references, and a saved storage is let go while it is idle (its bytes are copied elsewhere), so that the moment when only
+autograd would hold it is observed, not guessed.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.trace import Kind, Op, Phase, Storage, Trace
+
+Timing = Callable[[int, int], float]  # an op's seconds from its flops and the bytes it touches
+Workspace = Callable[[int], int]  # an op's bytes beyond its new outputs, from the sum of those
+
+_NOISE_NBYTES = 256 * 1024  # the kernel batches its page counts
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class OpMode(TorchDispatchMode):
+    """Hands every op of this thread to `run_op`."""
+
+    def __init__(self, run_op: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._run_op = run_op
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the default wraps every op in a guard that costs 50 µs; nothing is compiled in here
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return self._run_op(func, args, kwargs or {})
+
+
+@dataclass(slots=True)
+class _Row:
+    """A storage while it is being recorded."""
+
+    nbytes: int
+    kind: Kind
+    writers: list[int]
+    label: str
+    uses: list[int] = field(default_factory=list)
+    saved_at: int | None = None
+    idle_after: int | None = None
+    wanted_at: int | None = None
+    freed_after: int | None = None
+    num_blocks: int = 1  # blocks now holding its bytes
+
+
+class Recorder:
+    """Builds a trace from what it is told; one per step."""
+
+    def __init__(self, model: torch.nn.Module, device: Device, names: "LayerNames") -> None:
+        self.rows: list[_Row] = []
+        self.ops: list[Op] = []
+        self.funcs: list[Any] = []
+        self.loose_nbytes: list[int] = []  # each op's workspace if nothing that it frees were given back or used again
+        self.saved_rows: list[int] = []  # by the ordinal of the save
+        self._device = device
+        self._start_nbytes = device.resident_nbytes()
+        self._backward_seen = False
+        self._row_of: dict[int, int] = {}  # block address -> row
+        self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._names = names
+        for parameter in model.parameters():
+            self._add(parameter.untyped_storage(), Kind.PARAMETER, [], "")
+        for buffer in model.buffers():
+            self._add(buffer.untyped_storage(), Kind.BUFFER, [], "")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the step came to its backward pass."""
+        return self._backward_seen
+
+    @property
+    def position(self) -> int:
+        """The op that runs next."""
+        return len(self.ops)
+
+    def record(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        *,
+        timing: Timing,
+        workspace: Workspace,
+        touched_nbytes: int = 0,
+    ) -> None:
+        """An op has run; `touched_nbytes` is the fresh memory it took, freed again or not."""
+        position, phase = self.position, self._phase()
+        name = f"{self._names.current(phase)} {func.name().removeprefix('aten::')}".strip()
+        read = [self._seen(tensor, phase) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+        inputs = tuple(dict.fromkeys(row for row in read if row is not None))
+        written, new_nbytes = self._written(func, args, kwargs, out, position, name)
+        for row in inputs:
+            self.rows[row].uses.append(position)
+        flops = _count_flops(func, args, kwargs, out)
+        touched = sum(self.rows[row].nbytes for row in (*inputs, *written))
+        workspace_nbytes = max(0, workspace(new_nbytes))
+        self.loose_nbytes.append(max(workspace_nbytes, touched_nbytes - new_nbytes))
+        self.ops.append(
+            Op(
+                name=name,
+                phase=phase,
+                seconds=timing(flops, touched),
+                inputs=inputs,
+                outputs=written,
+                flops=flops,
+                touched_nbytes=touched,
+                workspace_nbytes=workspace_nbytes,
+                replayable=is_replayable(func),
+            )
+        )
+        self.funcs.append(func)
+
+    def saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
+        """Autograd saved a storage; it may be let go from now on."""
+        row = self._seen(tensor, self._phase())
+        assert row is not None
+        self.saved_rows.append(row)
+        if self.rows[row].saved_at is None:
+            self.rows[row].saved_at = self.position
+        saved.label = self.rows[row].label
+
+    def wanted(self, saved: SavedStorage) -> None:
+        """Backward reads a saved storage."""
+        row = self.rows[self.saved_rows[saved.ordinal]]
+        if row.wanted_at is None:
+            row.wanted_at = self.position
+        self._names.wanted = row.label
+
+    def returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
+        """A saved storage's bytes are in a new block."""
+        row = self.saved_rows[saved.ordinal]
+        self.rows[row].num_blocks += 1
+        self._watch(block, row)
+
+    def trace(self, *, measured: bool, device: str) -> Trace:
+        """The step as a trace.
+
+        What the step made and left (gradients that were not cleared, optimizer state) counts as there from the start: in
+        the next step it is.
+        """
+        last = len(self.ops) - 1
+        storages = []
+        for row in self.rows:
+            stays = row.num_blocks > 0
+            was_there = stays and row.kind in (Kind.GRADIENT, Kind.OPTIMIZER)
+            idle_after = row.idle_after
+            movable = row.saved_at is not None and idle_after is not None and row.wanted_at is not None
+            freed_after = None if stays else max(row.freed_after if row.freed_after is not None else last, row.wanted_at or 0)
+            storages.append(
+                Storage(
+                    nbytes=row.nbytes,
+                    kind=row.kind,
+                    writers=() if was_there else tuple(row.writers),
+                    uses=tuple(row.uses),
+                    freed_after=None if freed_after is None else min(freed_after, last),
+                    saved_at=row.saved_at if movable else None,
+                    idle_after=idle_after if movable else None,
+                    wanted_at=min(row.wanted_at, last) if movable and row.wanted_at is not None else None,
+                    label=row.label,
+                )
+            )
+        there_nbytes = sum(s.nbytes for s, row in zip(storages, self.rows, strict=True) if not row.writers)
+        return Trace(
+            ops=tuple(self.ops),
+            storages=tuple(storages),
+            overhead_nbytes=max(0, self._start_nbytes - there_nbytes),
+            device=device,
+            measured=measured,
+        ).check()
+
+    # inside
+
+    def _phase(self) -> Phase:
+        if in_backward():
+            self._backward_seen = True
+            return Phase.BACKWARD
+        return Phase.OPTIMIZER if self._backward_seen else Phase.FORWARD
+
+    def _written(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, position: int, name: str
+    ) -> tuple[tuple[int, ...], int]:
+        written: list[int] = []
+        new_nbytes = 0
+        for tensor in (*mutated(func, args, kwargs), *tree_leaves(out)):
+            block = _block_of(tensor)
+            if block is None:
+                continue
+            row = self._row_of.get(block._cdata)
+            if row is None:
+                phase = self._phase()
+                kind = {Phase.BACKWARD: Kind.GRADIENT, Phase.OPTIMIZER: Kind.OPTIMIZER}.get(phase, Kind.ACTIVATION)
+                row = self._add(block, kind, [position], name)
+                new_nbytes += block.nbytes()
+                written.append(row)
+            elif func._schema.is_mutable and row not in written:
+                if self.rows[row].writers[-1:] != [position]:
+                    self.rows[row].writers.append(position)
+                written.append(row)
+        return tuple(written), new_nbytes
+
+    def _seen(self, tensor: torch.Tensor, phase: Phase) -> int | None:
+        block = _block_of(tensor)
+        if block is None:
+            return None
+        row = self._row_of.get(block._cdata)
+        if row is None:
+            kind = Kind.OPTIMIZER if phase is Phase.OPTIMIZER else Kind.GRADIENT if phase is Phase.BACKWARD else Kind.INPUT
+            row = self._add(block, kind, [], "input")
+        return row
+
+    def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str) -> int:
+        if block._cdata in self._row_of:
+            return self._row_of[block._cdata]
+        self.rows.append(_Row(block.nbytes(), kind, writers, label))
+        self._watch(block, len(self.rows) - 1)
+        return len(self.rows) - 1
+
+    def _watch(self, block: torch.UntypedStorage, row: int) -> None:
+        address = block._cdata
+        self._row_of[address] = row
+        me = weakref.ref(self)  # the callback must not keep the recorder, and with it the graph, alive
+
+        def died(_: Any) -> None:
+            recorder = me()
+            if recorder is not None:
+                recorder._block_died(address, row)
+
+        self._refs[address] = weakref.ref(block, died)
+
+    def _block_died(self, address: int, index: int) -> None:
+        if self._row_of.get(address) == index:
+            del self._row_of[address], self._refs[address]
+        row = self.rows[index]
+        row.num_blocks -= 1
+        last = max(self.position - 1, row.writers[0] if row.writers else 0, 0)
+        if row.saved_at is not None and row.wanted_at is None:
+            row.idle_after = last
+        elif row.num_blocks == 0:
+            row.freed_after = last
+
+
+def mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors among an op's arguments that it writes."""
+    if not func._schema.is_mutable:
+        return
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from (tensor for tensor in tree_leaves(value) if isinstance(tensor, torch.Tensor))
+
+
+def is_replayable(func: Any) -> bool:
+    """Whether running the op again on the same bytes gives the same bytes, and changes nothing but its first argument."""
+    if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.data_dependent_output in func.tags:
+        return False
+    writes = [i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return writes in ([], [0]) and bool(func._schema.returns)
+
+
+def _block_of(tensor: Any) -> torch.UntypedStorage | None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return None
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # wrapper subclasses, functional tensors
+        return None
+
+
+def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+
+
+class LayerNames:
+    """Which layer is running: from forward hooks, and in backward from what was saved."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
+        self._stack: list[str] = []
+        self.wanted = ""
+
+    def current(self, phase: Phase) -> str:
+        if phase is Phase.BACKWARD:
+            return self.wanted.split(" ")[0]
+        return self._stack[-1] if self._stack else ""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While inside, the layer that runs is known."""
+
+        def enter(module: torch.nn.Module, _: Any) -> None:
+            self._stack.append(self._names.get(id(module), type(module).__name__))
+
+        def leave(*_: Any) -> None:
+            if self._stack:
+                self._stack.pop()
+
+        hooks = torch.nn.modules.module
+        with ExitStack() as stack:
+            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            stack.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
+            yield
+
+
+class RecordingStep:
+    """A step that swaps everything, one copy at a time, while it records; the first step of every kind is one."""
+
+    def __init__(self, store: SavedTensors, recorder: Recorder) -> None:
+        self.store = store
+        self.recorder = recorder
+
+    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op and record it."""
+        device = self.store.device
+        device.trim()
+        self.store.held_nbytes()  # slots of storages that died are given back here
+        device.reset_peak()
+        before_nbytes, touched_nbytes = device.resident_nbytes(), device.touched_nbytes()
+        device.synchronize()
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        device.synchronize()
+        seconds = time.perf_counter() - start
+        rise_nbytes, touched_nbytes = device.peak_nbytes() - before_nbytes, device.touched_nbytes() - touched_nbytes
+
+        def workspace(new_nbytes: int) -> int:
+            extra = rise_nbytes - new_nbytes
+            return extra if extra > _NOISE_NBYTES else 0
+
+        with self.store.at_work():
+            self.recorder.record(
+                func, args, kwargs, out, timing=lambda *_: seconds, workspace=workspace, touched_nbytes=touched_nbytes
+            )
+        return out
+
+    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
+        self.recorder.saved(saved, tensor)
+        copy = self.store.swap_out(saved)
+        self.store.wait_for(copy, "reach")
+        copy.slot()
+
+    def on_wanted(self, saved: SavedStorage) -> None:
+        self.recorder.wanted(saved)
+
+    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
+        self.recorder.returned(saved, block)

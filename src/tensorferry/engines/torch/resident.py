@@ -1,0 +1,107 @@
+"""What this process holds in memory, as the kernel counts it.
+
+With the CPU as the device, device memory is the process's own resident memory. The kernel keeps its peak (VmHWM), and
+writing 5 to `/proc/self/clear_refs` sets that peak back to the present, so the peak of a single op can be read exactly.
+Linux only; elsewhere `ResidentMeter` raises `OSError` when it is made.
+"""
+
+import ctypes
+import os
+import resource
+
+_PAGE_NBYTES = resource.getpagesize()
+
+# <malloc.h>
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+_RETURNED_NBYTES = 2**20
+_GLIBC_MAX_THRESHOLD_NBYTES = 32 * 2**20  # blocks above this are always mapped on their own, and unmapped when freed
+_NEVER_NBYTES = 2**31 - 1
+
+
+class ResidentMeter:
+    """Reads resident memory and its peak; keeps the highest peak seen across resets."""
+
+    def __init__(self) -> None:
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        try:
+            self._clear_refs: int | None = os.open("/proc/self/clear_refs", os.O_WRONLY)
+        except OSError:
+            self._clear_refs = None
+        self._highest_nbytes = 0
+
+    def now_nbytes(self) -> int:
+        """Resident memory at this moment."""
+        return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_NBYTES
+
+    def peak_nbytes(self) -> int:
+        """The highest resident memory since the last reset, or since the process began."""
+        return self._status_nbytes(b"VmHWM:")
+
+    def reset_peak(self) -> None:
+        """Begin a new peak. Where the kernel refuses, peaks only ever grow and ops show no workspace of their own."""
+        if self._clear_refs is not None:
+            self._highest_nbytes = max(self._highest_nbytes, self.peak_nbytes())
+            os.write(self._clear_refs, b"5")
+
+    def highest_nbytes(self) -> int:
+        """The highest resident memory ever read, resets or not."""
+        self._highest_nbytes = max(self._highest_nbytes, self.peak_nbytes())
+        return self._highest_nbytes
+
+    def touched_nbytes(self) -> int:
+        """Fresh memory touched since the process began, from its page faults."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * _PAGE_NBYTES
+
+    def data_nbytes(self) -> int:
+        """Private writable memory: what a cap by RLIMIT_DATA counts."""
+        return self._status_nbytes(b"VmData:")
+
+    def close(self) -> None:
+        """Give the file descriptors back."""
+        for fd in (self._statm, self._status, self._clear_refs):
+            if fd is not None:
+                os.close(fd)
+
+    def _status_nbytes(self, field: bytes) -> int:
+        text = os.pread(self._status, 4096, 0)
+        start = text.index(field) + len(field)
+        return int(text[start : start + 24].split()[0]) * 1024
+
+
+class Heap:
+    """glibc's heap, and what becomes of the blocks freed in it. No effect where the C library is another one.
+
+    By itself glibc keeps freed blocks below 32 MiB resident for the next allocation: cheap, since pages need not be zeroed
+    anew, but resident memory then says little about live tensors.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._mallopt = getattr(library, "mallopt", None)
+        self._malloc_trim = getattr(library, "malloc_trim", None)
+
+    def return_at_once(self) -> None:
+        """From now on every freed block of 1 MiB or more goes back to the system: resident memory is what is live."""
+        self._set(_RETURNED_NBYTES, _RETURNED_NBYTES)
+
+    def keep_for_reuse(self) -> None:
+        """From now on freed blocks stay for the next allocation, until `trim`."""
+        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, _NEVER_NBYTES)
+
+    def trim(self) -> None:
+        """Give back the memory of every free block."""
+        if self._malloc_trim is not None:
+            self._malloc_trim(0)
+
+    def restore(self) -> None:
+        """Leave glibc as a process leaves it that has freed large blocks; its adaptive threshold cannot be turned on again."""
+        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, 2 * _GLIBC_MAX_THRESHOLD_NBYTES)
+        self.trim()
+
+    def _set(self, mmap_nbytes: int, trim_nbytes: int) -> None:
+        if self._mallopt is not None:
+            self._mallopt(_M_MMAP_THRESHOLD, mmap_nbytes)
+            self._mallopt(_M_TRIM_THRESHOLD, trim_nbytes)

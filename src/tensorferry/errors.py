@@ -1,0 +1,75 @@
+"""Every error that TensorFerry raises on purpose.
+
+FerryError
+├── BadBudget            the budget is not a number of bytes
+├── BudgetTooSmall       one step cannot run in the budget
+├── BadTier              no such tier, or its folder cannot be used
+├── TierFull             the tier has no room for what the plan puts there
+├── TierLost             the tier failed under way: removed, unmounted, I/O error
+├── CopyStuck            a copy did not finish in time
+├── SavedTensorModified  a tensor was changed in place while autograd still needs it
+├── GraphFreed           backward ran through a graph whose saved tensors are gone
+├── BadTrace             a trace that cannot be read, or contradicts itself
+├── BadPlan              a plan that cannot be read, or belongs to another trace
+├── NotTraceable         a step that cannot be traced without running it
+└── MissingExtra         an optional package is not installed
+"""
+
+
+class FerryError(Exception):
+    """The root of the tree: catching it catches every error raised on purpose."""
+
+
+class BadBudget(FerryError, ValueError):
+    """The budget is not a positive number of bytes."""
+
+
+class BudgetTooSmall(FerryError):
+    """One step cannot run in the budget, whatever is swapped or recomputed.
+
+    `smallest_nbytes` is the smallest budget that would do.
+    """
+
+    def __init__(self, message: str, smallest_nbytes: int) -> None:
+        super().__init__(message)
+        self.smallest_nbytes = smallest_nbytes
+
+
+class BadTier(FerryError, ValueError):
+    """No such tier, or its folder is missing or not writable."""
+
+
+class TierFull(FerryError):
+    """The tier has no room left."""
+
+
+class TierLost(FerryError):
+    """The tier failed while it held bytes."""
+
+
+class CopyStuck(FerryError):
+    """A copy did not finish in time."""
+
+
+class SavedTensorModified(FerryError, RuntimeError):
+    """A tensor that backward needs was modified in place after it was saved."""
+
+
+class GraphFreed(FerryError, RuntimeError):
+    """Backward ran a second time through a graph that was not retained."""
+
+
+class BadTrace(FerryError, ValueError):
+    """A trace that cannot be read, or contradicts itself."""
+
+
+class BadPlan(FerryError, ValueError):
+    """A plan that cannot be read, or belongs to another trace."""
+
+
+class NotTraceable(FerryError):
+    """A step that cannot be followed without running it."""
+
+
+class MissingExtra(FerryError, ImportError):
+    """An optional package is not installed."""

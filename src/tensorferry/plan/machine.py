@@ -1,0 +1,38 @@
+"""What a plan needs to know of a machine: memory, compute, and the tiers where swapped bytes can wait."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpeed:
+    """How fast bytes leave for a tier and come back, and how many fit."""
+
+    name: str  # "disk", "shm", "pinned"
+    out_nbytes_per_second: float
+    in_nbytes_per_second: float
+    latency_seconds: float = 0.0  # a copy's fixed cost
+    capacity_nbytes: int | None = None  # None: not known, not a limit
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One device and what is around it.
+
+    >>> Machine("card", memory_nbytes=16 * 2**30, tiers=(TierSpeed("pinned", 12e9, 12e9),)).tier("pinned").name
+    'pinned'
+    """
+
+    name: str
+    memory_nbytes: int
+    tiers: tuple[TierSpeed, ...]
+    flops_per_second: dict[str, float] = field(default_factory=dict)  # by precision: "fp32", "bf16", ...
+    memory_nbytes_per_second: float = 0.0
+    link_shared_by: int = 1  # devices that share the way out; each gets its part
+    source: str = "measured"
+
+    def tier(self, name: str) -> TierSpeed:
+        """The tier of that name; KeyError where the machine has none."""
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise KeyError(f"machine {self.name!r} has no tier {name!r}, only {[tier.name for tier in self.tiers]}")

@@ -1,0 +1,108 @@
+"""Trace + budget + machine -> plan: keep, swap or recompute for every movable storage.
+
+Greedy on the static memory profile, judged by the simulator, improved by local search; what Capuchin (ASPLOS 2020), SwapAdvisor
+(ASPLOS 2020) and POFO (NeurIPS 2021) search for with feedback, a genetic algorithm and dynamic programming. The steps:
+
+    floor      the least memory any plan can reach; a budget below it is an error
+    replay     which storages can be made again, and from what
+    choose     one sweep: which storages leave, by swap or by recompute
+    arrange    when swapped storages start back
+    simulate   what that costs
+    search     sweep under several settings, then try neighbours of the best
+
+It knows nothing of kinds of ops or devices: beside slow compute a fast disk takes nearly everything, on a fast card with a slow
+link what hides is swapped and the rest recomputed, because the simulated step says so. It gives no guarantee of the best plan;
+the tests hold it against every possible choice and a mixed-integer program on small traces.
+"""
+
+from math import inf
+
+from tensorferry.errors import FerryError, TierFull
+from tensorferry.plan.choose import Aim, choose_actions
+from tensorferry.plan.floor import Floor, floor_of, too_small
+from tensorferry.plan.link import Link, find_tier, link_to
+from tensorferry.plan.machine import Machine
+from tensorferry.plan.options import Options
+from tensorferry.plan.plan import Plan
+from tensorferry.plan.replay import find_replays
+from tensorferry.plan.search import find_draft
+from tensorferry.plan.tables import make_tables
+from tensorferry.trace import Trace
+from tensorferry.units import format_bytes, parse_bytes
+
+
+def make_plan(
+    trace: Trace,
+    budget: int | str,
+    machine: Machine,
+    *,
+    tier: str | None = None,
+    recompute: bool = True,
+    swap: bool = True,
+) -> Plan:
+    """A plan under which the step fits in `budget` bytes, and what it is predicted to cost on `machine`.
+
+    Swapped bytes wait in `tier`; None takes the machine's first, its best. Raises `BudgetTooSmall` below what any plan can
+    reach and `TierFull` where the tier has too little room.
+
+    >>> from tensorferry.trace import make_chain_trace
+    >>> from tensorferry.plan import Machine, TierSpeed
+    >>> card = Machine("card", memory_nbytes=2**34, tiers=(TierSpeed("pinned", 12e9, 12e9),))
+    >>> trace = make_chain_trace(20)
+    >>> make_plan(trace, trace.plain_peak_nbytes // 2, card).peak_nbytes <= trace.plain_peak_nbytes // 2
+    True
+    """
+    budget_nbytes = parse_bytes(budget)
+    tables = make_tables(trace.check())
+    floor = floor_of(tables)
+    if tier is None:
+        tier = machine.tiers[0].name if machine.tiers else ""
+    swap = swap and tier != ""
+    capacity = find_tier(machine, tier).capacity_nbytes if swap else 0
+    options = Options(
+        tables=tables,
+        replays=find_replays(tables) if recompute else {},
+        link=link_to(machine, tier) if swap else Link(),
+        swap_capacity_nbytes=inf if capacity is None else capacity,
+    )
+    draft = find_draft(options, budget_nbytes, floor.nbytes) if budget_nbytes >= floor.nbytes else None
+    if draft is None:
+        raise _no_plan(options, budget_nbytes, floor, tier)
+    return Plan(
+        decisions=tuple(draft.decisions),
+        budget_nbytes=budget_nbytes,
+        floor_nbytes=floor.nbytes,
+        floor_op=floor.op,
+        peak_nbytes=draft.outcome.peak_nbytes,
+        step_seconds=draft.outcome.seconds,
+        stall_seconds=draft.outcome.stall_seconds,
+        plain_peak_nbytes=trace.plain_peak_nbytes,
+        plain_seconds=trace.seconds,
+        machine=machine.name,
+        tier=tier,
+    )
+
+
+def _no_plan(options: Options, budget_nbytes: int, floor: Floor, tier: str) -> FerryError:
+    """Why there is no plan for this budget, and which budget would do."""
+    trace, capacity = options.tables.trace, options.swap_capacity_nbytes
+    smallest = floor if capacity == inf else _find_smallest(options, floor)
+    if not 0 < capacity < inf or budget_nbytes < floor.nbytes:
+        return too_small(trace, budget_nbytes, smallest)
+    return TierFull(
+        f"tier {tier!r} has room for {format_bytes(capacity)}, too little for a budget of {format_bytes(budget_nbytes)}; "
+        f"free some there, take another tier, or raise the budget to {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes)"
+    )
+
+
+def _find_smallest(options: Options, floor: Floor) -> Floor:
+    """The smallest budget that a sweep can meet when swapping is limited, by bisection."""
+    too_low, smallest, op = floor.nbytes - 1, options.tables.trace.plain_peak_nbytes, floor.op
+    while smallest - too_low > 1:
+        target = (too_low + smallest) // 2
+        stuck_at = choose_actions(options, Aim(target, lane_share=0.0)).stuck_at
+        if stuck_at is None:
+            smallest = target
+        else:
+            too_low, op = target, stuck_at
+    return Floor(smallest, op)

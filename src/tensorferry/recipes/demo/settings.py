@@ -1,0 +1,35 @@
+"""What the demo shows, and what each of its trainings is told."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The demo as the user wants it."""
+
+    out: Path = Path("ferry-demo")
+    num_steps: int = 4
+    edge: int = 96  # voxels
+    budget_nbytes: int | None = None  # None: two thirds of the plain peak
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One training, in a process of its own."""
+
+    edge: int
+    num_steps: int
+    cap_nbytes: int | None = None  # what the process may hold beyond what it held before the model; None: no cap
+    budget_nbytes: int | None = None  # None: plain training
+    page: str | None = None  # where the report's picture goes
+
+    def to_json(self) -> str:
+        """The request as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """The request that `to_json` wrote."""
+        return cls(**json.loads(text))

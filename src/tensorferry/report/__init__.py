@@ -1,0 +1,5 @@
+"""What a step was planned to do and what it did: a table, a page, a trace file."""
+
+from tensorferry.report.report import Counters, Report
+
+__all__ = ["Counters", "Report"]

@@ -1,0 +1,154 @@
+"""The report in figures and sentences, shared by the table and the page."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tensorferry.plan.plan import Action
+from tensorferry.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tensorferry.report.report import Report
+
+NONE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of planned beside measured, formatted; `NONE` where there is no value."""
+
+    name: str
+    plain: str = NONE
+    planned: str = NONE
+    measured: str = NONE
+
+
+def printable(text: str) -> str:
+    """Text without anything that a terminal or a browser could take for more than text: op names are arbitrary."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
+
+
+def clip(text: str, num_chars: int) -> str:
+    """Printable text of at most that many characters; the middle is left out, as both ends of an op's path tell it apart."""
+    text = printable(text)
+    if len(text) <= num_chars:
+        return text
+    tail = (num_chars - 1) // 2
+    return f"{text[: num_chars - 1 - tail]}…{text[-tail:]}"
+
+
+def percent(share: float) -> str:
+    """A share of one for people."""
+    return f"{100 * share:.0f} %"
+
+
+def plain_peak_nbytes(report: "Report") -> int | None:
+    """The most a step holds when every storage is kept; None: not known yet."""
+    if report.plan is not None:
+        return report.plan.plain_peak_nbytes
+    return report.trace.plain_peak_nbytes if report.trace is not None else None
+
+
+def plain_seconds(report: "Report") -> float | None:
+    """How long a step takes when every storage is kept; None: not known yet."""
+    if report.plan is not None:
+        return report.plan.plain_seconds
+    return report.trace.seconds if report.trace is not None else None
+
+
+def extra_time(report: "Report", seconds: float) -> str:
+    """How much longer than plain that is, as "+4 %"; empty where plain is not known."""
+    plain = plain_seconds(report)
+    if not plain:
+        return ""
+    more = seconds / plain - 1
+    return f"{'−' if round(100 * more) < 0 else '+'}{percent(abs(more))}"
+
+
+def is_over_budget(report: "Report") -> bool:
+    """Whether any measured step held more than the budget."""
+    return report.measured_peak_nbytes > report.budget_nbytes
+
+
+def verdict(report: "Report") -> str:
+    """One sentence: does it fit, and what does it cost?"""
+    budget = format_bytes(report.budget_nbytes)
+    peak = report.measured_peak_nbytes
+    if peak and is_over_budget(report):
+        return f"Over budget: {format_bytes(peak)} measured, {format_bytes(peak - report.budget_nbytes)} over {budget}."
+    if report.plan is None:
+        return f"No step was planned yet; the budget is {budget}."
+    plain = format_bytes(report.plan.plain_peak_nbytes)
+    if not peak:
+        cost = extra_time(report, report.plan.step_seconds)
+        return f"Planned, not measured yet: {format_bytes(report.plan.peak_nbytes)} of {plain} plain{_at(cost)}."
+    cost = extra_time(report, report.measured.step_seconds) if report.measured is not None else ""
+    return f"Fits: {format_bytes(peak)} of {plain} plain{_at(cost)}."
+
+
+def _at(cost: str) -> str:
+    return f", at {cost} time" if cost else ""
+
+
+def figures(report: "Report") -> tuple[Figure, ...]:
+    """Plain, planned and measured side by side."""
+    plan, measured, moved = report.plan, report.measured, report.moved
+    plain_peak, plain_step = plain_peak_nbytes(report), plain_seconds(report)
+    ran = report.num_steps > 0 or measured is not None
+
+    def moved_bytes(name: str, action: Action, nbytes: int) -> Figure:
+        planned = format_bytes(plan.nbytes(action)) if plan is not None else NONE
+        return Figure(name, planned=planned, measured=format_bytes(nbytes) if ran else NONE)
+
+    return (
+        Figure(
+            "peak",
+            plain=format_bytes(plain_peak) if plain_peak is not None else NONE,
+            planned=format_bytes(plan.peak_nbytes) if plan is not None else NONE,
+            measured=format_bytes(report.measured_peak_nbytes) if report.measured_peak_nbytes else NONE,
+        ),
+        Figure(
+            "step",
+            plain=format_seconds(plain_step) if plain_step is not None else NONE,
+            planned=format_seconds(plan.step_seconds) if plan is not None else NONE,
+            measured=format_seconds(measured.step_seconds) if measured is not None else NONE,
+        ),
+        Figure(
+            "stall",
+            planned=format_seconds(plan.stall_seconds) if plan is not None else NONE,
+            measured=format_seconds(moved.stall_seconds) if ran else NONE,
+        ),
+        moved_bytes("kept", Action.KEEP, moved.kept_nbytes),
+        moved_bytes("swapped", Action.SWAP, moved.swapped_nbytes),
+        moved_bytes("recomputed", Action.RECOMPUTE, moved.recomputed_nbytes),
+        Figure("late copies", measured=str(moved.num_late) if ran else NONE),
+    )
+
+
+def floor_sentence(report: "Report") -> str:
+    """What sets the smallest budget; empty where no plan says so."""
+    plan, trace = report.plan, report.trace
+    if plan is None:
+        return ""
+    head = f"Smallest budget {format_bytes(plan.floor_nbytes)}, set by"
+    if trace is None or not 0 <= plan.floor_op < len(trace.ops):
+        return f"{head} op {plan.floor_op}."
+    op = trace.ops[plan.floor_op]
+    storages = {s for s in (*op.inputs, *op.outputs) if s < len(trace.storages)}
+    holds = format_bytes(sum(trace.storages[s].nbytes for s in storages))
+    workspace = f" and {format_bytes(op.workspace_nbytes)} of workspace" if op.workspace_nbytes else ""
+    return f"{head} {clip(op.name, 80)} ({op.phase}): {holds} of inputs and outputs{workspace}."
+
+
+def circumstances(report: "Report") -> str:
+    """Where and how often: steps, plans, machine, tier."""
+    parts = [_counted(report.num_steps, "step"), _counted(report.num_plans, "plan")]
+    if report.plan is not None:
+        parts.append(clip(report.plan.machine, 60))
+    tier = report.tier or (report.plan.tier if report.plan is not None else "")
+    if tier:
+        parts.append(f"tier {clip(tier, 80)}")
+    return " · ".join(parts)
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"

@@ -1,0 +1,145 @@
+"""Memory that swapped bytes come back to.
+
+Filling fresh memory is what a copy in costs the processor: the kernel faults in and clears every page before the disk
+writes to it. Large pages make that 2.5 times cheaper, and memory of a block that has died, reused while it is still
+mapped, makes it free. So a `BlockMemory` hands out blocks in large pages, and may hold on to dead ones (`spare_limit_nbytes`).
+
+A block's first byte has the same phase (address modulo 4096) as the bytes that left, so that direct I/O needs no copy in
+either direction. Nothing here rounds up what is resident: a mapping ends with the last small page of its block.
+"""
+
+import contextlib
+import mmap
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.units import format_bytes
+
+PHASE_NBYTES = 4096
+_LARGE_PAGE_NBYTES = 2 * 2**20
+_LARGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """`nbytes` of writable memory at `offset` of `mapping`; it lives as long as anything refers to `view` or `mapping`.
+
+    `torch.frombuffer(block.mapping, dtype=torch.uint8, count=block.nbytes, offset=block.offset)` shares it without a copy.
+    """
+
+    mapping: NDArray[np.uint8]
+    offset: int
+    nbytes: int
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly the block's bytes."""
+        return self.mapping[self.offset : self.offset + self.nbytes].data
+
+
+class BlockMemory:
+    """Makes blocks, and remakes dead ones where it may keep them.
+
+    `spare_limit_nbytes` bounds what dead blocks keep resident. At 0, the start, a block's memory goes back to the operating
+    system the moment its last reference dies.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spares: list[mmap.mmap] = []  # oldest first
+        self._limit_nbytes = 0
+
+    @property
+    def spare_limit_nbytes(self) -> int:
+        """How much memory dead blocks may keep."""
+        return self._limit_nbytes
+
+    @spare_limit_nbytes.setter
+    def spare_limit_nbytes(self, nbytes: int) -> None:
+        with self._lock:
+            self._limit_nbytes = nbytes
+            self._drop_oldest(down_to=nbytes)
+
+    @property
+    def spare_nbytes(self) -> int:
+        """How much memory dead blocks keep now."""
+        with self._lock:
+            return sum(map(len, self._spares))
+
+    def block(self, nbytes: int, phase: int) -> Block:
+        """A block of `nbytes`, its address `phase` modulo 4096, its bytes undefined."""
+        length = max(1, -(-(phase + nbytes) // mmap.PAGESIZE)) * mmap.PAGESIZE
+        memory = self._spare(length) or _map(length)
+        mapping = np.frombuffer(memory, dtype=np.uint8)
+        # whoever shares the block's bytes holds this array, so its death is the block's
+        weakref.finalize(mapping, self._take_back, memory).atexit = False
+        return Block(mapping, phase, nbytes)
+
+    def _spare(self, length: int) -> mmap.mmap | None:
+        """The best spare, cut down to `length`; one more than twice as long is worth more whole."""
+        with self._lock:
+            fitting = [spare for spare in self._spares if length <= len(spare) <= 2 * length]
+            if not fitting:
+                return None
+            best = min(fitting, key=len)
+            self._spares.remove(best)
+        if len(best) > length:
+            try:
+                best.resize(length)
+            except (BufferError, OSError):  # the dead block's array is not quite gone yet
+                return None
+        return best
+
+    def _take_back(self, memory: mmap.mmap) -> None:
+        """Keep a dead block's memory if the limit allows; otherwise it is unmapped when this returns."""
+        if len(memory) > self._limit_nbytes:
+            return
+        # blocks die in any thread, even inside the lock below (the collector), so never wait for it: one spare less is no harm
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._drop_oldest(down_to=self._limit_nbytes - len(memory))
+            if len(memory) <= self._limit_nbytes:
+                self._spares.append(memory)
+        finally:
+            self._lock.release()
+
+    def _drop_oldest(self, down_to: int) -> None:
+        kept_nbytes = sum(map(len, self._spares))
+        num_dropped = 0
+        while num_dropped < len(self._spares) and kept_nbytes > down_to:
+            kept_nbytes -= len(self._spares[num_dropped])
+            num_dropped += 1
+        del self._spares[:num_dropped]
+
+
+def address_of(view: memoryview) -> int:
+    """Where a buffer's bytes are; 0 for an empty one."""
+    if not view.nbytes:
+        return 0
+    interface: dict[str, Any] = np.frombuffer(view, dtype=np.uint8).__array_interface__
+    return int(interface["data"][0])
+
+
+def _map(length: int) -> mmap.mmap:
+    """Fresh private memory of `length`, in large pages as far as whole ones fit."""
+    # mmap's own default is shared memory: slower to fault in, never in large pages, and outside of RLIMIT_DATA
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    advice = _LARGE_PAGES if length >= _LARGE_PAGE_NBYTES else None
+    # the kernel aligns a mapping to large pages only if it is a multiple of them; cutting it afterwards keeps the alignment
+    unit_nbytes = _LARGE_PAGE_NBYTES if advice is not None else mmap.PAGESIZE
+    try:
+        memory = mmap.mmap(-1, -(-length // unit_nbytes) * unit_nbytes, flags=flags)
+    except OSError as error:
+        raise MemoryError(f"no memory for a block of {format_bytes(length)} that comes back from its tier") from error
+    if len(memory) > length:
+        memory.resize(length)
+    if advice is not None:
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            memory.madvise(advice)
+    return memory

@@ -1,0 +1,114 @@
+"""The memory benchmark: its search, its verdicts, and a small real run."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capped import CappedResult, largest
+from measure import Measurement
+from targets import judge, judge_capped
+from trainings import Case, Request, parse_model
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+BITS = {"losses": "a", "gradients": "b", "parameters": "c", "buffers": "d"}
+CASE = Case("resnet50", 32)
+PLAIN = Measurement(Request(CASE, "plain"), "trained", peak_nbytes=1000, cpu_seconds=10.0, wall_seconds=5.0, digests=BITS)
+FIGURES = {"predicted_peak_nbytes": 490, "predicted_step_seconds": 5.5}
+HALF = replace(PLAIN, request=Request(CASE, "ferry", 500), peak_nbytes=495, cpu_seconds=10.9, wall_seconds=5.6, ferry=FIGURES)
+
+
+@given(limit=st.integers(1, 120), start=st.integers(1, 40))
+def test_the_largest_size_that_fits_is_found(limit: int, start: int) -> None:
+    assert largest(lambda size: size <= limit, start, step=1) == min(limit, start * 16)
+
+
+@given(limit=st.integers(8, 400), start=st.integers(1, 12))
+def test_sizes_come_in_steps(limit: int, start: int) -> None:
+    assert largest(lambda size: size % 8 == 0 and size <= limit, start * 8, step=8) == min(limit // 8 * 8, start * 8 * 16)
+
+
+def test_where_nothing_fits_the_largest_size_is_zero() -> None:
+    assert largest(lambda size: False, start=8, step=1) == 0
+
+
+def test_a_run_that_reaches_every_target_passes() -> None:
+    verdicts = list(judge({"plain": PLAIN, "checkpoint": replace(PLAIN, cpu_seconds=13.0), "half": HALF}))
+    assert len(verdicts) == 6
+    assert all(verdict.passed for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("change", "figure"),
+    [
+        ({"peak_nbytes": 501}, "half: peak over budget"),
+        ({"digests": BITS | {"buffers": "e"}}, "half: bits"),
+        ({"cpu_seconds": 11.1}, "half: CPU seconds over plain"),
+        ({"ferry": FIGURES | {"predicted_peak_nbytes": 400}}, "half: simulated peak off by"),
+        ({"ferry": FIGURES | {"predicted_step_seconds": 9.0}}, "half: simulated seconds off by"),
+        ({"outcome": "refused"}, "half: trains"),
+    ],
+)
+def test_a_missed_target_is_named(change: dict, figure: str) -> None:
+    missed = [verdict.figure for verdict in judge({"plain": PLAIN, "half": replace(HALF, **change)}) if not verdict.passed]
+    assert missed == [figure]
+
+
+def test_a_unet_in_channels_last_is_held_against_the_default_layout() -> None:
+    case = Case("unet", 96, channels_last=True)
+    plain = replace(PLAIN, request=Request(case, "plain"), peak_nbytes=800)
+    smallest = replace(HALF, request=Request(case, "ferry", 390), peak_nbytes=390, ferry={})
+    verdicts = {v.figure: v for v in judge({"plain": plain, "smallest": smallest}, default_layout_plain=PLAIN)}
+    assert verdicts["smallest budget over plain in the default layout"].measured == "0.39"
+
+
+def test_more_under_the_cap_counts_voxels_not_edges() -> None:
+    assert (
+        judge_capped(CappedResult(Case("unet", 64), 1, plain_size=64, ferry_size=88, attempts=())).measured == "2.6x (64 -> 88)"
+    )
+
+
+@pytest.mark.parametrize("name", ["unet50", "unet", "unet0", "vgg", ""])
+def test_an_unknown_model_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown model|multiple of 8"):
+        parse_model(name)
+
+
+def test_a_small_run_compares_bits_and_writes_its_figures(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    options = [
+        "--quick",
+        "--models",
+        "gpt",
+        "--precision",
+        "fp32",
+        "--modes",
+        "plain,checkpoint",
+        "--steps",
+        "2",
+        "--json",
+        str(figures),
+    ]
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, checkpoint = json.loads(figures.read_text())["rows"]
+    assert (plain["mode"], checkpoint["mode"]) == ("plain", "checkpoint")
+    assert plain["outcome"] == checkpoint["outcome"] == "trained"
+    assert plain["digests"] == checkpoint["digests"]
+    assert plain["cpu_seconds"] > 0
+    assert 2**20 < plain["peak_nbytes"] < 2**30
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--models", "vgg"], ["--precision", "fp8"], ["--modes", "swap"], ["--cap-sizes", "unet=big"]]
+)
+def test_a_wrong_option_ends_with_code_2(options: list[str]) -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

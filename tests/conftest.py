@@ -1,0 +1,19 @@
+"""What every test has: a cache folder of its own, and property tests without a deadline."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+# a loaded machine is no reason to fail; what is too slow ends at pytest's own time-out
+settings.register_profile("ferry", deadline=None, print_blob=True)
+settings.load_profile("ferry")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Measured machines are remembered for this run only, in no one's home; child processes inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(os.environ, "XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,173 @@
+"""A device that does everything as late and as badly as the rules allow.
+
+Copies run only when they are waited for, or when a coin says so while somebody asks; the two lanes interleave differently
+for every seed. A block that was let go is filled with NaN before its memory is really given up, a block on its way in is
+NaN until the copy has run, and a released slot is NaN too. So every missing wait, early free or late use becomes a wrong
+result.
+"""
+
+import random
+from collections import deque
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from tensorferry.engines.torch.device import CopyIn, CopyOut, block_bytes, view_block
+from tensorferry.engines.torch.opening import Opened
+from tensorferry.plan import TierSpeed
+
+NAN_BYTE = 0xFF  # a float, half or bfloat16 of all ones is NaN
+
+
+class AdversarySlot:
+    def __init__(self, contents: bytearray) -> None:
+        self.contents = contents
+        self.nbytes = len(contents)
+
+
+class Adversary:
+    """The device, and the tier behind it."""
+
+    type = "cpu"
+    synchronous = True
+    describe = "adversary"
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.out_lane: deque[AdversaryOut] = deque()
+        self.in_lane: deque[AdversaryIn] = deque()
+        self.num_slots = 0
+        self.num_copies_out = 0
+        self.num_copies_in = 0
+
+    def resident_nbytes(self) -> int:
+        return 0
+
+    def peak_nbytes(self) -> int:
+        return 0
+
+    def reset_peak(self) -> None: ...
+
+    def highest_nbytes(self) -> int:
+        return 0
+
+    def synchronize(self) -> None: ...
+
+    def touched_nbytes(self) -> int:
+        return 0
+
+    def return_freed(self, at_once: bool) -> None: ...
+
+    def trim(self) -> None: ...
+
+    def check_room(self, nbytes: int) -> None: ...
+
+    def speed(self) -> TierSpeed:
+        return TierSpeed("adversary", 1e9, 1e9)
+
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> "AdversaryOut":
+        copy = AdversaryOut(self, block, label)
+        self.out_lane.append(copy)
+        return copy
+
+    def copy_in(self, slot: AdversarySlot, label: str) -> "AdversaryIn":
+        copy = AdversaryIn(self, slot, label)
+        self.in_lane.append(copy)
+        return copy
+
+    def release(self, slot: AdversarySlot) -> None:
+        slot.contents[:] = bytes([NAN_BYTE]) * slot.nbytes
+        self.num_slots -= 1
+
+    def view(self, *args: Any) -> torch.Tensor:
+        return view_block(*args)
+
+    def close(self) -> None:
+        while self.out_lane or self.in_lane:
+            self.run_one()
+
+    def run_one(self) -> None:
+        """Run the next copy of one of the lanes."""
+        lanes = [lane for lane in (self.out_lane, self.in_lane) if lane]
+        if lanes:
+            self.random.choice(lanes).popleft().run()
+
+    def perhaps_run(self) -> None:
+        while self.random.random() < 0.3 and (self.out_lane or self.in_lane):
+            self.run_one()
+
+
+class AdversaryOut(CopyOut):
+    def __init__(self, device: Adversary, block: torch.UntypedStorage, label: str) -> None:
+        super().__init__(label, block.nbytes())
+        self._device = device
+        self._block: torch.UntypedStorage | None = block
+        self._address = block._cdata
+        self._slot: AdversarySlot | None = None
+        self._ended = False
+
+    def run(self) -> None:
+        self._ended = True
+        block, self._block = self._block, None
+        if block is None:
+            return
+        self._slot = AdversarySlot(bytearray(block_bytes(block)))
+        self._device.num_slots += 1
+        self._device.num_copies_out += 1
+        if torch._C._storage_Use_Count(self._address) == 1:  # nobody else may look at it any more
+            block_bytes(block)[:] = bytes([NAN_BYTE]) * block.nbytes()
+
+    def done(self) -> bool:
+        self._device.perhaps_run()
+        return self._ended
+
+    def wait(self, seconds: float) -> bool:
+        while not self._ended:
+            self._device.run_one()
+        return True
+
+    def reclaim(self) -> torch.UntypedStorage | None:
+        block, self._block = self._block, None
+        return block
+
+    def slot(self) -> Any:
+        assert self._ended, "asked for a slot before the copy had run"
+        return self._slot
+
+
+class AdversaryIn(CopyIn):
+    def __init__(self, device: Adversary, slot: AdversarySlot, label: str) -> None:
+        super().__init__(label, slot.nbytes)
+        self._device = device
+        self._slot = slot
+        self._block: torch.UntypedStorage | None = torch.full((slot.nbytes,), NAN_BYTE, dtype=torch.uint8).untyped_storage()
+        self._ended = False
+
+    def run(self) -> None:
+        self._ended = True
+        self._device.num_copies_in += 1
+        if self._block is not None:
+            block_bytes(self._block)[:] = self._slot.contents
+
+    def done(self) -> bool:
+        self._device.perhaps_run()
+        return self._ended
+
+    def wait(self, seconds: float) -> bool:
+        while not self._ended:
+            self._device.run_one()
+        return True
+
+    def take(self) -> torch.UntypedStorage:
+        assert self._block is not None
+        return self._block
+
+
+def adversary_opener(adversary: Adversary) -> Any:
+    def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+        stack.callback(adversary.close)
+        assert budget_nbytes is not None
+        return Opened(adversary, adversary, budget_nbytes)
+
+    return open_device

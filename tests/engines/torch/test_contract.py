@@ -1,0 +1,58 @@
+"""The engine's contract: whatever moves, every bit of every result stays."""
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from adversary import Adversary, adversary_opener
+from cases import CASES, Case, Outcome, train
+
+from tensorferry.engines.torch import LargeModel, capture
+from tensorferry.plan import Machine, find_floor
+
+SMALLEST_NBYTES = 512  # so that even the storages of these little models move
+
+
+@cache
+def plain(case_name: str) -> Outcome:
+    return train(_case(case_name))
+
+
+@cache
+def budget_for(case_name: str) -> int:
+    """A tight budget: little above the floor of the widest batch, and the engine's own margin."""
+    case = _case(case_name)
+    torch.manual_seed(0)
+    model = case.build()
+    optimizer = case.optimizer(model.parameters())
+    machine = Machine("any", memory_nbytes=2**30, tiers=())
+    tight = 0.0
+    for step in range(4):
+        run = partial(case.step, model, case.batch(step), optimizer)
+        trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=SMALLEST_NBYTES)
+        floor_nbytes = find_floor(trace).nbytes
+        tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
+    return 2 * 2**20 + int(tight)
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def _large(case: Case, adversary: Adversary, budget_nbytes: int, recompute: bool) -> Any:
+    def around(model: torch.nn.Module) -> LargeModel:
+        return LargeModel(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0, adversary_opener(adversary))
+
+    return around
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("seed", range(3))
+def test_results_are_identical_on_an_adversarial_device(case: Case, seed: int) -> None:
+    adversary = Adversary(seed)
+    outcome = train(case, around=_large(case, adversary, budget_for(case.name), recompute=bool(seed % 2)))
+    assert adversary.num_copies_out > 0
+    assert adversary.num_copies_in > 0
+    assert outcome.losses == plain(case.name).losses
+    assert outcome.tensors == plain(case.name).tensors

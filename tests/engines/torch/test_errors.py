@@ -1,0 +1,224 @@
+"""What goes wrong, and that nothing is lost when it does."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adversary import Adversary, AdversaryOut, adversary_opener
+from cases import Residual, classify, images
+from torch import nn
+
+import tensorferry as ferry
+from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch.opening import Opened
+from tensorferry.errors import (
+    BadBudget,
+    BadTier,
+    BudgetTooSmall,
+    CopyStuck,
+    FerryError,
+    GraphFreed,
+    SavedTensorModified,
+    TierFull,
+)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Residual()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    yield
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def _still_trains(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    classify(model, images(0), optimizer)
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def _large(model: nn.Module, **options: Any) -> LargeModel:
+    return ferry.large_model(model, **{"budget": "1GiB", "min_nbytes": 512} | options)
+
+
+@pytest.mark.parametrize("budget", ["2 potatoes", "", "GiB", 0, -1, "-2GiB", "0GiB", 1.5, None, True])
+def test_an_unreadable_budget_is_refused_at_once(model: nn.Module, budget: Any) -> None:
+    with pytest.raises(BadBudget, match="2GiB"):
+        ferry.large_model(model, budget=budget)
+
+
+def test_something_that_is_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        ferry.large_model(lambda x: x, budget="1GiB")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tier", ["tape", "disk:", "shm:/x", "pinned", 3])
+def test_an_unknown_tier_is_refused(model: nn.Module, tier: Any) -> None:
+    with pytest.raises(BadTier), _large(model, tier=tier):
+        pass
+    _still_trains(model)
+
+
+def test_a_missing_tier_folder_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(BadTier, match="nowhere"), _large(model, tier=f"disk:{tmp_path / 'nowhere'}"):
+        pass
+    _still_trains(model)
+
+
+def test_a_tier_folder_that_cannot_be_written_is_refused(model: nn.Module) -> None:
+    with pytest.raises(BadTier), _large(model, tier="disk:/proc"):
+        pass
+    _still_trains(model)
+
+
+def test_a_budget_below_the_floor_is_refused_before_the_step_runs(model: nn.Module) -> None:
+    ran = []
+    model.head.register_forward_hook(lambda *_: ran.append(1))
+    with pytest.raises(BudgetTooSmall, match="convolution") as caught, _large(model, budget=20_000):
+        model(images(0)[0])
+    assert ran == []
+    assert caught.value.smallest_nbytes > 20_000
+    _still_trains(model)
+
+
+def test_a_saved_tensor_modified_in_place_is_an_error(model: nn.Module) -> None:
+    with pytest.raises(SavedTensorModified, match="in place"), _large(model):
+        x = model.stem(images(0)[0])
+        y = (x * x).sum()
+        x.add_(1.0)
+        y.backward()
+    _still_trains(model)
+
+
+def test_a_parameter_modified_between_forward_and_backward_is_an_error(model: nn.Module) -> None:
+    with pytest.raises(SavedTensorModified), _large(model):
+        out = model(images(0)[0]).sum()
+        with torch.no_grad():
+            model.head.weight.mul_(2.0)
+        out.backward()
+    _still_trains(model)
+
+
+def test_a_second_backward_through_a_freed_graph_is_an_error(model: nn.Module) -> None:
+    with _large(model):
+        loss = model(images(0)[0]).sum()
+        loss.backward()
+        with pytest.raises(GraphFreed, match="retain_graph"):
+            loss.backward()
+        model.zero_grad()
+        model(images(0)[0]).sum().backward()
+    _still_trains(model)
+
+
+def test_an_exception_in_the_middle_of_a_step_leaks_nothing(model: nn.Module) -> None:
+    adversary = Adversary(seed=0)
+    large = LargeModel(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(adversary))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with large:
+        classify(model, images(0), optimizer)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                _fail_after_forward(model)
+            classify(model, images(0), optimizer)
+    assert adversary.num_slots == 0
+    _still_trains(model)
+
+
+def _fail_after_forward(model: nn.Module) -> None:
+    model(images(0)[0]).sum()
+    _ = 1 / 0
+
+
+def test_a_graph_that_outlives_the_context_can_still_be_used(model: nn.Module) -> None:
+    model(images(0)[0]).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    model.load_state_dict(Residual().state_dict() | model.state_dict())
+    with _large(model):
+        loss = model(images(0)[0]).sum()
+    loss.backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True) if p.grad is not None)
+
+
+class _StuckOut(AdversaryOut):
+    def done(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> bool:  # noqa: ARG002
+        return False
+
+
+class _Stuck(Adversary):
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> AdversaryOut:
+        return _StuckOut(self, block, label)
+
+
+def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module) -> None:
+    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:  # noqa: ARG001
+        stuck = _Stuck(seed=0)
+        return Opened(stuck, stuck, budget_nbytes or 0)
+
+    with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"):
+        with LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck):
+            model(images(0)[0])
+    _still_trains(model)
+
+
+def test_a_tier_folder_removed_under_way_does_no_harm(model: nn.Module, tmp_path: Path) -> None:
+    folder = tmp_path / "tier"
+    folder.mkdir()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with _large(model, tier=f"disk:{folder}"):
+        classify(model, images(0), optimizer)
+        folder.rmdir()
+        classify(model, images(1), optimizer)
+    _still_trains(model)
+
+
+def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on() -> None:
+    """A process may write files of 64 KiB only: the first swap that needs more fails as on a full disk."""
+    program = """
+        import resource, signal, sys
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        import torch
+        import tensorferry as ferry
+        from cases import Residual, classify, images
+        torch.manual_seed(0)
+        model = Residual()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with ferry.large_model(model, budget="1GiB", min_nbytes=512):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+                classify(model, images(0), optimizer)
+        except ferry.FerryError as error:
+            print(type(error).__name__, error)
+        classify(model, images(0), optimizer)
+        print("still trains")
+    """
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
+    )
+    first, second = done.stdout.splitlines()
+    assert first.startswith(TierFull.__name__)
+    assert second == "still trains"
+
+
+def test_every_error_is_of_our_tree() -> None:
+    for error in (BadBudget, BadTier, BudgetTooSmall, CopyStuck, GraphFreed, SavedTensorModified, TierFull):
+        assert issubclass(error, FerryError)

@@ -1,0 +1,59 @@
+"""A thousand small steps of random shapes and budgets leave no bytes, files or threads behind."""
+
+import gc
+import os
+import random
+import threading
+
+import pytest
+import torch
+from adversary import Adversary, adversary_opener
+from cases import Residual
+from torch.nn import functional
+
+import tensorferry as ferry
+from tensorferry.engines.torch import LargeModel
+
+NUM_CONTEXTS = 20
+NUM_STEPS = 50
+
+
+def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, edge: int, dice: random.Random) -> None:
+    x, y = torch.randn(2, 3, edge, edge), torch.randint(5, (2,))
+    loss = functional.cross_entropy(model(x), y)
+    if dice.random() < 0.1:
+        return  # a graph that is never used
+    loss.backward(retain_graph=dice.random() < 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _num_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["disk", "adversary"])
+def test_a_thousand_steps_leak_nothing(where: str) -> None:
+    dice = random.Random(0)
+    torch.manual_seed(0)
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    _step(model, optimizer, 16, random.Random(1))
+    threads, files, tensors = threading.active_count(), len(os.listdir("/proc/self/fd")), _num_tensors()
+    for i in range(NUM_CONTEXTS):
+        adversary = Adversary(seed=i)
+        budget = dice.randrange(2**26, 2**31)
+        if where == "disk":
+            large = ferry.large_model(model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5)
+        else:
+            large = LargeModel(model, 3 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
+        with large:
+            for _ in range(NUM_STEPS):
+                _step(model, optimizer, dice.choice([8, 12, 16]), dice)
+        assert adversary.num_slots == 0
+        del large
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert _num_tensors() <= tensors

@@ -1,0 +1,58 @@
+"""The sentences of a report."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tensorferry.report import Report
+from tensorferry.report.summary import circumstances, clip, extra_time, floor_sentence, printable, verdict
+
+
+def test_a_run_within_the_budget_fits(report_of: Callable[..., Report]) -> None:
+    assert verdict(report_of(measured_peak_nbytes=800 * 2**20)).startswith("Fits: 800 MiB of 1.65 GiB plain, at +")
+
+
+def test_a_peak_over_the_budget_is_said_with_how_much(report_of: Callable[..., Report]) -> None:
+    report = report_of(budget_nbytes=500 * 2**20, measured_peak_nbytes=512 * 2**20)
+    assert verdict(report) == "Over budget: 512 MiB measured, 12 MiB over 500 MiB."
+
+
+def test_a_peak_of_exactly_the_budget_fits(report_of: Callable[..., Report]) -> None:
+    assert verdict(report_of(budget_nbytes=500, measured_peak_nbytes=500)).startswith("Fits: 500 B")
+
+
+def test_a_plan_that_did_not_run_yet_is_called_planned(report_of: Callable[..., Report]) -> None:
+    assert verdict(report_of(measured=None, measured_peak_nbytes=0)).startswith(
+        "Planned, not measured yet: 826 MiB of 1.65 GiB plain"
+    )
+
+
+def test_extra_time_has_a_sign(report_of: Callable[..., Report]) -> None:
+    report = report_of()
+    assert report.plan is not None
+    plain = report.plan.plain_seconds
+    assert [extra_time(report, factor * plain) for factor in (1.04, 1.0, 0.97, 0.999)] == ["+4 %", "+0 %", "−3 %", "+0 %"]
+
+
+def test_the_floor_is_told_without_a_trace_too(report_of: Callable[..., Report]) -> None:
+    report = report_of(trace=None)
+    assert floor_sentence(report) == f"Smallest budget 341 MiB, set by op {report.plan.floor_op}."  # type: ignore[union-attr]
+
+
+def test_one_is_counted_in_the_singular(report_of: Callable[..., Report]) -> None:
+    assert circumstances(report_of(num_steps=1, num_plans=1)).startswith("1 step · 1 plan · ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("conv\n\tnext", "conv  next"), ("\x1b[31mred", "\ufffd[31mred"), ("\ud800", "\ufffd"), (" a ", "a"), ("µ≤é", "µ≤é")],
+)
+def test_printable_takes_out_control_characters(text: str, expected: str) -> None:
+    assert printable(text) == expected
+
+
+def test_clip_keeps_both_ends() -> None:
+    text = clip("model.encoder." + "x" * 100 + ".conv", 20)
+    assert len(text) == 20
+    assert text.startswith("model.enc")
+    assert text.endswith(".conv")

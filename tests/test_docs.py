@@ -1,0 +1,68 @@
+"""What the pages promise: their Python runs, top to bottom as a reader would type it, and their commands and links exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tensorferry.cli import make_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+
+
+def _blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in _BLOCK.findall(page.read_text()) if found == language]
+
+
+def _commands() -> Iterator[tuple[str, list[str]]]:
+    for page in PAGES:
+        for block in _blocks(page, "console"):
+            for line in block.splitlines():
+                if line.startswith("$ "):
+                    yield page.name, shlex.split(line[2:], comments=True)
+
+
+def _named(pages: list[Path]) -> list:
+    return [pytest.param(page, id=page.name) for page in pages]
+
+
+@pytest.mark.parametrize("page", _named([page for page in PAGES if _blocks(page, "python")]))
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(_blocks(page, "python")))
+    done = subprocess.run([sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("page", "command"), [pytest.param(*c, id=f"{c[0]}: {shlex.join(c[1])}") for c in _commands()])
+def test_the_commands_of_a_page_exist(page: str, command: list[str]) -> None:
+    match command:
+        case ["ferry", *arguments]:
+            make_parser().parse_args(arguments)
+        case ["make", *targets]:
+            makefile = (ROOT / "Makefile").read_text()
+            assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets if "=" not in target)
+        case ["python", script, *arguments]:
+            shown = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
+            assert all(option in shown for option in arguments if option.startswith("--"))
+        case ["pip", "install", *_] | ["git", "clone", *_]:
+            pass
+        case _:
+            pytest.fail(f"{page} shows a command that nothing here checks: {shlex.join(command)}")
+
+
+@pytest.mark.parametrize("page", _named(PAGES))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    missing = [link for link in _LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_shows_a_first_success() -> None:
+    assert _blocks(ROOT / "README.md", "python")

@@ -1,0 +1,95 @@
+"""The public surface: small, documented, and free of charge until used."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import tensorferry as ferry
+
+ROOT = Path(__file__).parents[1]
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_importing_the_package_loads_no_framework_and_no_numpy() -> None:
+    heavy = {"torch", "tensorflow", "keras", "jax", "numpy", "scipy", "rich"}
+    assert _run(f"import sys, tensorferry; print(sorted({heavy!r} & set(sys.modules)))") == "[]"
+
+
+def test_importing_the_package_starts_no_thread_and_changes_no_environment() -> None:
+    code = """
+import os, threading
+before = dict(os.environ)
+import tensorferry
+print(threading.active_count(), before == dict(os.environ))
+"""
+    assert _run(code) == "1 True"
+
+
+def test_the_public_names_are_the_documented_ones() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    documented = re.findall(r"^\| `(\w+)", page, flags=re.MULTILINE)
+    assert sorted(documented) == ferry.__all__
+
+
+@pytest.mark.parametrize("name", ferry.__all__)
+def test_every_public_name_loads_and_has_a_docstring(name: str) -> None:
+    assert getattr(ferry, name).__doc__
+    assert name in dir(ferry)
+
+
+def test_functions_stay_functions_when_their_modules_are_loaded_first() -> None:
+    code = """
+import tensorferry.engines.torch.capture, tensorferry.plan.simulate
+import tensorferry as ferry
+print(callable(ferry.capture), callable(ferry.simulate))
+"""
+    assert _run(code) == "True True"
+
+
+def test_every_error_is_public_and_caught_as_a_ferry_error() -> None:
+    import tensorferry.errors
+
+    errors = {
+        n for n, e in vars(tensorferry.errors).items() if isinstance(e, type) and issubclass(e, tensorferry.errors.FerryError)
+    }
+    assert errors <= set(ferry.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'small_model'"):
+        _ = ferry.small_model  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["large_model", "capture"])
+def test_a_missing_framework_says_what_to_install(name: str) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import tensorferry as ferry
+try:
+    ferry.{name}
+except ferry.MissingExtra as error:
+    print(error)
+"""
+    assert _run(code) == f'{name} needs torch, which is not installed: pip install "tensorferry[torch]"'
+
+
+def test_what_needs_no_framework_works_without_one() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import tensorferry as ferry
+print(ferry.Trace(ops=(), storages=()), ferry.make_plan.__name__)
+"""
+    assert _run(code) == "trace of 0 ops, 0 storages, 0 of them movable make_plan"
+
+
+def test_the_installed_version_is_the_one_the_package_names() -> None:
+    assert version("tensorferry") == ferry.__version__
