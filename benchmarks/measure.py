@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ class Measurement:
     message: str = ""
     ferry: dict[str, Any] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)  # by who saw it: kernel, poll, ferry
-    runs: dict[str, dict[str, float]] = field(default_factory=dict)  # by malloc setting, where the better of two was taken
 
     @property
     def trained(self) -> bool:
@@ -45,29 +44,6 @@ class Measurement:
     def differing_parts(self, plain: "Measurement") -> list[str]:
         """Of losses, gradients, parameters and buffers those whose bits are not plain's."""
         return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]
-
-
-def measure_best(request: Request) -> Measurement:
-    """Train twice, with malloc as glibc sets it and with freed blocks returned at once, and take the better of each figure.
-
-    The first is cheaper in CPU seconds, the second in memory; what ferry is compared with gets the benefit of both.
-    """
-    exact, stock = measure(request, exact_malloc=True), measure(request)
-    for run in (exact, stock):
-        if not run.trained:
-            return run
-    if different := exact.differing_parts(stock):
-        return replace(exact, outcome="failed", message=f"two runs with the same seed differ in {', '.join(different)}")
-    return replace(
-        exact,
-        peak_nbytes=min(exact.peak_nbytes, stock.peak_nbytes),
-        cpu_seconds=min(exact.cpu_seconds, stock.cpu_seconds),
-        wall_seconds=min(exact.wall_seconds, stock.wall_seconds),
-        runs={
-            name: {"peak_nbytes": run.peak_nbytes, "cpu_seconds": run.cpu_seconds, "wall_seconds": run.wall_seconds}
-            for name, run in (("freed blocks returned", exact), ("glibc's own", stock))
-        },
-    )
 
 
 def measure(request: Request, exact_malloc: bool = False) -> Measurement:

@@ -6,29 +6,33 @@
     python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
 
 Every measurement has a fresh process, two threads and the same seeds. Peak: resident memory over what the process held before
-the model was built. CPU and wall seconds: median step without the first. Plain and checkpointing are measured twice, with malloc
-as glibc sets it (less CPU) and with freed blocks returned to the system at once (less memory), and count with the better of each
-figure. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
+the model was built. CPU and wall seconds: median step without the first. "plain" is a process as a user has it; "returned"
+is the same with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc
+alone would give. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
 """
 
 import argparse
 import json
+import os
+import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
-from measure import Measurement, measure, measure_best
+from measure import Measurement, measure
 from targets import Verdict, judge, judge_capped
 from tensorferry.units import format_bytes, parse_bytes
 from trainings import Case, Request, parse_model
 
-MODES = ("plain", "checkpoint", "half", "third", "smallest")
+MODES = ("plain", "returned", "checkpoint", "half", "third", "smallest")
 _PRECISIONS = ("fp32", "bf16")
 _TINY_NBYTES = 2**20  # no model here fits: asks ferry for its smallest budget
 _MAX_TRIES = 25
@@ -68,6 +72,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     options.modes = _choices(parser, options.modes, MODES)
+    if options.steps is not None and options.steps < 2:
+        parser.error("--steps must be at least 2: the first step is not timed")
     if options.json is None:
         kind = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-quick' if options.quick else ''}"
         options.json = Path(__file__).parent / "results" / f"{kind}.json"
@@ -119,15 +125,17 @@ def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str
     steps = options.steps or 5
     request = Request(case, "plain", tier=options.tier, num_steps=steps)
     _say(f"{case.label} ...")
-    plain = measure_best(request)
+    plain = measure(request)
     yield "plain", plain
     if not plain.trained:
         _say(f"{case.label}: {plain.message}")
         return
     for mode in options.modes:
         match mode:
+            case "returned":
+                yield mode, measure(request, exact_malloc=True)
             case "checkpoint":
-                yield mode, measure_best(replace(request, mode="checkpoint"))
+                yield mode, measure(replace(request, mode="checkpoint"))
             case "half" | "third":
                 share = {"half": 2, "third": 3}[mode]
                 yield mode, measure(replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share))
@@ -219,11 +227,16 @@ def _capped_json(result: CappedResult) -> dict[str, Any]:
     return {**asdict(result), "gain": result.gain}
 
 
+def _circumstances() -> dict[str, Any]:
+    versions = {"tensorferry": ferry.__version__, "torch": version("torch"), "numpy": version("numpy")}
+    return {"python": platform.python_version(), **versions, "system": platform.platform(), "num_cpus": os.cpu_count()}
+
+
 def _write(path: Path, figures: dict[str, Any]) -> None:
     """The whole file or nothing: an interrupted run leaves what was measured before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(figures, indent=1))
+    part.write_text(json.dumps({"circumstances": _circumstances(), **figures}, indent=1))
     part.replace(path)
 
 

@@ -49,9 +49,9 @@ def format_bytes(nbytes: float) -> str:
     size = float(nbytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 100 else f"{size:.3g} {unit}"
+            return f"{size:.0f} {unit}" if unit == "B" else f"{_short(size)} {unit}"
         size /= 1024
-    return f"{size:.3g} TiB"
+    return f"{_short(size)} TiB"
 
 
 def format_seconds(seconds: float) -> str:
@@ -61,9 +61,13 @@ def format_seconds(seconds: float) -> str:
     '12.3 ms'
     """
     if abs(seconds) >= 60:
-        minutes, rest = divmod(seconds, 60)
-        return f"{minutes:.0f} min {rest:.0f} s"
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "µs")):
         if abs(seconds) * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
+            return f"{_short(seconds * factor)} {unit}"
     return f"{seconds * 1e6:.2g} µs" if seconds else "0 s"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"

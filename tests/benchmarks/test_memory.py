@@ -106,7 +106,7 @@ def test_a_small_run_compares_bits_and_writes_its_figures(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [["--models", "vgg"], ["--precision", "fp8"], ["--modes", "swap"], ["--cap-sizes", "unet=big"]]
+    "options", [["--models", "vgg"], ["--precision", "fp8"], ["--modes", "swap"], ["--cap-sizes", "unet=big"], ["--steps", "1"]]
 )
 def test_a_wrong_option_ends_with_code_2(options: list[str]) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)

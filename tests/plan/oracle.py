@@ -43,8 +43,8 @@ def lower_bound_seconds(options: Options, budget_nbytes: int) -> float:
 
 
 class _Program:
-    """Variables: away[k, i], the k-th storage is swapped out while op i runs; redone[k, i], it is dropped when idle and recomputed
-    before op i; waited[i], all stalls before op i runs."""
+    """The variables: away[k, i], the k-th storage is swapped out while op i runs; redone[k, i], it is dropped when idle and made
+    again before op i; waited[i], all stalls before op i runs."""
 
     def __init__(self, options: Options, budget_nbytes: int) -> None:
         self.options, self.budget = options, budget_nbytes

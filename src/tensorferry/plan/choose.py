@@ -253,4 +253,8 @@ class _Sweep:
 
 
 def _depth(s: int, following: Callable[[int], Iterable[int]], limit: int) -> int:
-    return 1 + max((_depth(other, following, limit - 1) for other in following(s)), default=0) if limit else 1
+    """How many storages the longest chain from `s` has; not counted far beyond the limit."""
+    depth, level = 0, {s}
+    while level and depth <= limit:
+        depth, level = depth + 1, {other for one in level for other in following(one)}
+    return depth

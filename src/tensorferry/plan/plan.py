@@ -62,7 +62,7 @@ class Plan:
         """Read a plan that `save` wrote."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise BadPlan(f"cannot read a plan from {str(path)!r}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:

@@ -31,6 +31,8 @@ def find_replays(tables: Tables) -> dict[int, Replay]:
 
 def _find_replay(tables: Tables, target: int) -> Replay | None:
     trace, wanted_at = tables.trace, tables.gaps[target].wanted_at
+    if trace.storages[target].was_there:
+        return None
     ops: set[int] = set(trace.storages[target].writers)
     made, sources = {target}, set()
     frontier = list(ops)
@@ -46,14 +48,12 @@ def _find_replay(tables: Tables, target: int) -> Replay | None:
                     return None
             elif _still_readable(trace, s, i, wanted_at):
                 sources.add(s)
-            elif s in sources or not trace.storages[s].writers or trace.storages[s].writers[-1] > i:
+            elif s in sources or trace.storages[s].was_there or trace.storages[s].writers[-1] > i:
                 return None
             else:
                 made.add(s)
                 frontier += [w for w in trace.storages[s].writers if w not in ops]
                 ops.update(trace.storages[s].writers)
-    if not ops:
-        return None
     return Replay(
         ops=tuple(sorted(ops)),
         sources=tuple(sorted(sources)),

@@ -1,7 +1,6 @@
 """A plan's decisions, sorted by the op at whose start or end something happens to a storage.
 
-The simulator and an engine follow the same schedule. A fifth column for another action belongs here, and its rule in
-`simulate`.
+The simulator and an engine follow the same schedule. Another action gets its moments here and its rule in `simulate`.
 """
 
 from collections import defaultdict

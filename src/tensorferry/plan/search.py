@@ -16,7 +16,7 @@ from tensorferry.plan.plan import Action
 
 FIRST = ((inf, 3, 1.0), (1.0, 3, 1.0), (0.0, 3, 1.0), (0.0, 1, 1.0), (0.0, 6, 0.25))  # lane share, nesting, price
 LANE_SHARES = (0.0, 0.3, 0.85, 1.0, 1.15)
-NESTINGS = (1, 2, 3, 6)
+NESTINGS = (1, 2, 3, 6, 24)
 PRICES = (1.0, 0.25, 0.1)
 SPARE_SHARES = (1 / 16, 1 / 4, 1.0)  # of what lies between floor and budget: aim lower, to leave room for prefetching
 AHEAD = (2.0, 1.0, 0.5)  # how many times its own length a copy in should be early, if that slows nothing

@@ -40,10 +40,10 @@ def make_tables(trace: Trace) -> Tables:
     new_nbytes, freed_nbytes = [0] * len(trace.ops), [0] * len(trace.ops)
     start_nbytes = trace.overhead_nbytes
     for storage in trace.storages:
-        if storage.writers:
-            new_nbytes[storage.writers[0]] += storage.nbytes
-        else:
+        if storage.was_there:
             start_nbytes += storage.nbytes
+        else:
+            new_nbytes[storage.writers[0]] += storage.nbytes
         if storage.freed_after is not None:
             freed_nbytes[storage.freed_after] += storage.nbytes
     workspace_nbytes = [op.workspace_nbytes for op in trace.ops]

@@ -70,7 +70,8 @@ def make_chain_trace(
 class TraceBuilder:
     """A step as it is written down, storages and ops in any order that works; `finish` finds out when storages live.
 
-    An activation that a forward op makes and a later phase reads counts as saved for backward.
+    Parameters and inputs are there before the step and outlive it. An activation that a forward op makes and a later phase reads
+    counts as saved for backward.
     """
 
     def __init__(self) -> None:
@@ -109,9 +110,11 @@ class TraceBuilder:
         return Trace(tuple(self.ops), storages, overhead_nbytes, framework="none", device="none", measured=False).check()
 
     def _live(self, nbytes: int, kind: Kind, label: str, writers: list[int], uses: list[int]) -> Storage:
+        if kind in (Kind.PARAMETER, Kind.INPUT):
+            return Storage(nbytes, kind, tuple(writers), tuple(uses), None, label=label)
         early = [i for i in uses if self.ops[i].phase is Phase.FORWARD]
         late = [i for i in uses if self.ops[i].phase is not Phase.FORWARD]
-        freed_after = None if kind in (Kind.PARAMETER, Kind.INPUT) else max([*writers, *uses])
+        freed_after = max([*writers, *uses])
         if kind is not Kind.ACTIVATION or not late:
             return Storage(nbytes, kind, tuple(writers), tuple(uses), freed_after, label=label)
         return Storage(

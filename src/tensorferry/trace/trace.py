@@ -83,9 +83,14 @@ class Storage:
         return self.idle_after is not None and self.wanted_at is not None and self.wanted_at > self.idle_after + 1
 
     @property
+    def was_there(self) -> bool:
+        """Whether it existed before the step: no op made it, or one read it no later than it was first written."""
+        return not self.writers or (bool(self.uses) and self.uses[0] <= self.writers[0])
+
+    @property
     def born_at(self) -> int:
         """The op that allocates it; 0 for what was there before."""
-        return self.writers[0] if self.writers else 0
+        return 0 if self.was_there else self.writers[0]
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,8 @@ class Trace:
                 if not 0 <= s < len(self.storages):
                     raise BadTrace(f"op {i} ({op.name}) names storage {s}, but there are only {len(self.storages)}")
         for s, storage in enumerate(self.storages):
+            if any(not 0 <= i < num_ops for i in (*storage.writers, *storage.uses)):
+                raise BadTrace(f"storage {s} ({storage.label}) is written or read by an op outside the step of {num_ops} ops")
             moments = [m for m in (storage.born_at, storage.idle_after, storage.wanted_at, storage.freed_after) if m is not None]
             if moments != sorted(moments) or (num_ops and moments and not 0 <= moments[0] <= moments[-1] < num_ops):
                 raise BadTrace(f"storage {s} ({storage.label}) has moments out of order or outside the step: {moments}")
@@ -151,7 +158,7 @@ class Trace:
         """Read a trace that `save` wrote."""
         try:
             return cls.from_json(json.loads(Path(path).read_text()))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise BadTrace(f"cannot read a trace from {str(path)!r}: {error}") from error
 
     def to_json(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Adversary:
 
     type = "cpu"
     synchronous = True
+    may_reuse = True
     describe = "adversary"
 
     def __init__(self, seed: int) -> None:

@@ -237,8 +237,13 @@ def train(case: Case, *, num_steps: int = 6, around: Callable[[nn.Module], Any] 
     with around(model):
         for step in range(num_steps):
             losses += [loss.item() for loss in case.step(model, case.batch(step), optimizer)]
-        model(case.batch(num_steps)[0]).square().mean().backward()  # gradients to compare, too
+        compare_step(model, case.batch(num_steps))
     return Outcome(losses, dict(_bits(model)))
+
+
+def compare_step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
+    """One more backward pass, so that there are gradients to compare."""
+    model(batch[0]).square().mean().backward()
 
 
 def _bits(model: nn.Module) -> Iterator[tuple[str, bytes]]:

@@ -1,4 +1,7 @@
-"""One rank of a two-process training run; prints the digest of what it leaves. Arguments: wrapper, folder, with or without ferry."""
+"""One rank of a two-process training run; prints the digest of what it leaves.
+
+Arguments: "ddp" or "fsdp2", a folder to meet in, "ferry" or "plain".
+"""
 
 import hashlib
 import os

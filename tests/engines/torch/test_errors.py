@@ -159,7 +159,7 @@ class _StuckOut(AdversaryOut):
     def done(self) -> bool:
         return False
 
-    def wait(self, seconds: float) -> bool:  # noqa: ARG002
+    def wait(self, seconds: float) -> bool:
         return False
 
 
@@ -169,13 +169,13 @@ class _Stuck(Adversary):
 
 
 def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module) -> None:
-    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:  # noqa: ARG001
+    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
         stuck = _Stuck(seed=0)
         return Opened(stuck, stuck, budget_nbytes or 0)
 
-    with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"):
-        with LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck):
-            model(images(0)[0])
+    large = LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck)
+    with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"), large:
+        model(images(0)[0])
     _still_trains(model)
 
 
@@ -212,7 +212,11 @@ def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on(
     """
     here = str(Path(__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])}
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([here, *sys.path])},
     )
     first, second = done.stdout.splitlines()
     assert first.startswith(TierFull.__name__)

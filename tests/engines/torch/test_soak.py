@@ -46,7 +46,9 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
         adversary = Adversary(seed=i)
         budget = dice.randrange(2**26, 2**31)
         if where == "disk":
-            large = ferry.large_model(model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5)
+            large = ferry.large_model(
+                model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5
+            )
         else:
             large = LargeModel(model, 3 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
         with large:

@@ -32,6 +32,7 @@ class AcceleratorDevice:
     """An accelerator's memory, as its caching allocator reports it; each lane is a stream."""
 
     synchronous = False
+    may_reuse = False
 
     def __init__(self, tier: PinnedTier[torch.Tensor], device: torch.device) -> None:
         self.type = device.type

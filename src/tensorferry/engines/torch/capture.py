@@ -119,6 +119,8 @@ def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
 class CloneDevice:
     """Lets a storage go by keeping a clone of it: what is idle can be observed, and nothing leaves the device."""
 
+    may_reuse = False
+
     def __init__(self, device: torch.device, held_nbytes: int) -> None:
         self.type = device.type
         self.synchronous = device.type == "cpu"

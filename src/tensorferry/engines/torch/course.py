@@ -21,7 +21,7 @@ _MAX_PLANS = 12
 _MAX_RECORDS = 4  # a kind of step that keeps changing is not recorded for ever
 _LATE_SHARE = 0.05  # of the step, lost in waiting: worth another plan
 _REMEMBERED_STEPS = 5
-_LOOSE_STALL_SHARE = 0.05
+_LOOSE_STALL_SHARE = 0.05  # of the step: more waiting than this costs more than fresh pages do
 
 
 class Course:
@@ -65,37 +65,43 @@ class Course:
         self._op_seconds.clear()
         self._wants_plan = True
 
-    def make_plan(self, resident_nbytes: int, limit_nbytes: int, machine: Machine, recompute: bool) -> None:
-        """Plan the next steps, given what is resident now, before the first of them. Raises `BudgetTooSmall`."""
+    def refresh_trace(self, resident_nbytes: int) -> Trace:
+        """The recorded step with what is known by now: what is resident before it starts, and the latest op times."""
         assert self._recorded is not None
-        trace, recorder = self._recorded
-        there_nbytes = sum(storage.nbytes for storage in trace.storages if not storage.writers)
-        trace = replace(trace, overhead_nbytes=max(0, resident_nbytes - there_nbytes))
+        trace = with_overhead(self._recorded[0], resident_nbytes)
         if self._op_seconds:
             seconds = np.median(np.stack(list(self._op_seconds)), axis=0)
             ops = [replace(op, seconds=float(s)) for op, s in zip(trace.ops, seconds, strict=False)]
             trace = replace(trace, ops=(*ops, *trace.ops[len(ops) :]))
-        # what was learnt of peaks may make a plan more careful, never impossible
-        careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(find_floor(trace).nbytes, limit_nbytes))
-        exact_plan = make_plan(trace, careful_nbytes, machine, recompute=recompute)
         self.trace = trace
-        loose = self._plan_loosely(trace, recorder, careful_nbytes, machine, recompute)
-        trace, plan = loose or (trace, exact_plan)
-        plan = replace(plan, floor_nbytes=exact_plan.floor_nbytes, floor_op=exact_plan.floor_op)
+        return trace
+
+    def make_plan(self, limit_nbytes: int, machine: Machine, *, recompute: bool, may_reuse: bool) -> None:
+        """Plan the next steps from the refreshed trace. Raises `BudgetTooSmall`."""
+        assert self._recorded is not None
+        assert self.trace is not None
+        recorder = self._recorded[1]
+        floor = find_floor(self.trace)
+        # what was learnt of peaks may make a plan more careful, never impossible
+        careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(floor.nbytes, limit_nbytes))
+        loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
+        trace, plan = loose or (self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute))
+        plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
         self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, reuses_freed=loose is not None)
         self.predicted = simulate(trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False
 
     def _plan_loosely(
-        self, trace: Trace, recorder: Recorder, budget_nbytes: int, machine: Machine, recompute: bool
+        self, recorder: Recorder, budget_nbytes: int, machine: Machine, recompute: bool
     ) -> tuple[Trace, Plan] | None:
         """A plan with room for freed memory to be kept and used again, which saves the time to clear fresh pages.
 
         None where that does not fit, or costs more waiting than it is worth.
         """
-        ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(trace.ops, recorder.loose_nbytes, strict=True))
-        loose = replace(trace, ops=ops)
+        assert self.trace is not None
+        ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self.trace.ops, recorder.loose_nbytes, strict=True))
+        loose = replace(self.trace, ops=ops)
         try:
             plan = make_plan(loose, budget_nbytes, machine, recompute=recompute)
         except BudgetTooSmall:
@@ -136,3 +142,9 @@ class Course:
         """The measured step of median length among the last ones."""
         ordered = sorted(self.measured, key=lambda step: step[0].step_seconds)
         return ordered[len(ordered) // 2] if ordered else None
+
+
+def with_overhead(trace: Trace, resident_nbytes: int) -> Trace:
+    """The trace, when this much is resident before it starts."""
+    there_nbytes = sum(storage.nbytes for storage in trace.storages if not storage.writers)
+    return replace(trace, overhead_nbytes=max(0, resident_nbytes - there_nbytes))

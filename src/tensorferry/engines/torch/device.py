@@ -9,6 +9,7 @@ The rules between the engine and a device:
 """
 
 import ctypes
+import resource
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -82,6 +83,7 @@ class Device(Protocol):
 
     type: str  # as torch names it: "cpu", "cuda", ...
     synchronous: bool  # whether an op has ended when its call returns
+    may_reuse: bool  # whether freed memory may be kept for the next allocation
 
     def resident_nbytes(self) -> int:
         """What the step holds now."""
@@ -142,6 +144,8 @@ class CpuDevice:
         self.tier = tier
         self.meter = meter
         self.before_nbytes = before_nbytes
+        # a cap on the process's data counts what the heap has reserved, used or not
+        self.may_reuse = resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
         self._heap = Heap()
         self._returns_at_once = False
         self._lanes = {lane: _LaneThread(lane) for lane in (Lane.OUT, Lane.IN)}

@@ -14,18 +14,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Instant
+from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.plan import Machine
-
-_CONVOLUTION = torch.ops.aten.convolution.default
-_CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 class FakeDevice:
     """Holds nothing: a block that leaves is forgotten, one that comes back is new."""
 
     synchronous = True
+    may_reuse = False
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         self.type = device.type
@@ -103,7 +102,7 @@ class FakeStep:
         if func.namespace == "prim":  # questions about a fake tensor, which a real one answers without an op
             return out
         with self.store.at_work():
-            workspace_nbytes = estimate_workspace(func, args) if self.store.device.type == "cpu" else 0
+            workspace_nbytes = estimate_workspace(func, args)
             self.recorder.record(func, args, kwargs, out, timing=self._seconds, workspace=lambda _: workspace_nbytes)
         return out
 
@@ -121,26 +120,6 @@ class FakeStep:
 
     def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
         self.recorder.returned(saved, block)
-
-
-def estimate_workspace(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that a CPU kernel takes beyond its outputs.
-
-    Convolutions reorder what is not channels_last: forward its input, backward its input and the gradient.
-    """
-    if func is _CONVOLUTION:
-        return _reordered_nbytes(args[0])
-    if func is _CONVOLUTION_BACKWARD:
-        return _reordered_nbytes(args[0]) + _reordered_nbytes(args[1])
-    return 0
-
-
-def _reordered_nbytes(tensor: torch.Tensor) -> int:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    wanted = formats.get(tensor.dim())
-    if wanted is None or tensor.is_contiguous(memory_format=wanted):
-        return 0
-    return tensor.numel() * tensor.element_size()
 
 
 @contextmanager

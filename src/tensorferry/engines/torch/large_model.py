@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tensorferry.engines.torch.course import Course
+from tensorferry.engines.torch.course import Course, with_overhead
 from tensorferry.engines.torch.forecast import forecast
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
@@ -22,11 +22,12 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
 from tensorferry.engines.torch.standing import persistent_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
-from tensorferry.errors import BudgetTooSmall, GraphFreed, NotTraceable
+from tensorferry.errors import GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
+from tensorferry.plan.floor import too_small
 from tensorferry.report import Counters, Report
 from tensorferry.trace import Trace
-from tensorferry.units import format_bytes, parse_bytes
+from tensorferry.units import parse_bytes
 
 MIN_NBYTES = 2**20
 _MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
@@ -167,7 +168,8 @@ class LargeModel:
         self._unhook_root()  # the copy must not carry it
         try:
             with self._store.at_work(), _disable_current_modes():
-                self._refuse_below_floor(forecast(module, args, kwargs, self._min_nbytes))
+                expected = forecast(module, args, kwargs, self._min_nbytes)
+                self._refuse_below_floor(with_overhead(expected, self._device.resident_nbytes()))
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
         finally:
@@ -182,7 +184,7 @@ class LargeModel:
             kind = (first.shape, first.dtype, self._model.training, torch.is_autocast_enabled(self._device.type))
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
             course = self._course = self._courses.setdefault(kind, Course(num_records=1 if self._courses else 2))
-            if course.wants_plan and not course.wants_record:
+            if course.wants_plan:
                 self._plan(course)
             step: RecordingStep | PlannedStep
             reuses_freed = False
@@ -209,23 +211,20 @@ class LargeModel:
             course.end_planned(step, self._device.peak_nbytes())
 
     def _plan(self, course: Course) -> None:
-        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         self._device.trim()
-        course.make_plan(self._device.resident_nbytes(), self._limit_nbytes, machine, self._recompute)
+        self._refuse_below_floor(course.refresh_trace(self._device.resident_nbytes()))
+        if course.wants_record:
+            return
+        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
         assert course.schedule is not None
-        swapped_nbytes = course.schedule.plan.nbytes(Action.SWAP)
-        self._tier.check_room(swapped_nbytes)
+        self._tier.check_room(course.schedule.plan.nbytes(Action.SWAP))
 
     def _refuse_below_floor(self, trace: Trace) -> None:
-        there_nbytes = sum(storage.nbytes for storage in trace.storages if not storage.writers)
-        trace = replace(trace, overhead_nbytes=max(0, self._device.resident_nbytes() - there_nbytes))
         floor = find_floor(trace)
-        if floor.nbytes > self.budget_nbytes:
-            raise BudgetTooSmall(
-                f"one step needs at least {format_bytes(floor.nbytes)}, the budget is {format_bytes(self.budget_nbytes)}; "
-                f"{trace.ops[floor.op].name!r} sets that. Raise the budget, or shrink the batch.",
-                floor.nbytes,
-            )
+        if floor.nbytes > self._limit_nbytes:
+            smallest_nbytes = floor.nbytes + max(_MARGIN_MIN_NBYTES, int(floor.nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=smallest_nbytes))
 
     # what a user asks
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from tensorferry.engines.torch.device import Copy
+from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.recompute import Notebook
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work
@@ -115,7 +116,7 @@ class PlannedStep:
                 self._prepare(position)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
-        out = func(*args, **kwargs)
+        out = run_op(func, args, kwargs)
         diary.op_ends.append(time.perf_counter())
         if planned and position in self.schedule.noted:
             with self.store.at_work():

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
@@ -339,7 +340,7 @@ class RecordingStep:
         before_nbytes, touched_nbytes = device.resident_nbytes(), device.touched_nbytes()
         device.synchronize()
         start = time.perf_counter()
-        out = func(*args, **kwargs)
+        out = run_op(func, args, kwargs)
         device.synchronize()
         seconds = time.perf_counter() - start
         rise_nbytes, touched_nbytes = device.peak_nbytes() - before_nbytes, device.touched_nbytes() - touched_nbytes

@@ -12,7 +12,7 @@ class Settings:
     out: Path = Path("ferry-demo")
     num_steps: int = 4
     edge: int = 96  # voxels
-    budget_nbytes: int | None = None  # None: two thirds of the plain peak
+    budget_nbytes: int | None = None  # None: a share of the plain peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tensorferry.recipes.cap import EXACT_MALLOC
 from tensorferry.recipes.demo.settings import Request, Settings
 from tensorferry.units import format_bytes
 
-_CAP_SHARE = 2 / 3  # of the plain peak
+_BUDGET_SHARE = 0.6  # of the plain peak
 _HEADROOM_NBYTES = 48 * 2**20  # the cap also counts what is no tensor: thread stacks, the heap's slack
 _PAGE = "timeline.html"
 
@@ -40,13 +40,16 @@ def show(settings: Settings, console: Console | None = None) -> int:
         raise MissingExtra('the demo needs torch, which is not installed: pip install "tensorferry[torch]"')
     if not sys.platform.startswith("linux"):
         raise FerryError(f"the demo caps a process's memory, which works on Linux only; this is {sys.platform}")
+    if settings.out.exists() and not settings.out.is_dir():
+        raise FerryError(f"cannot write the picture to {str(settings.out)!r}, which is no folder; choose another one with --out")
     console = console or Console(highlight=False)
     console.print(f"A 3D U-Net on {settings.edge}^3 voxels, {settings.num_steps} steps, three times:\n")
     plain = _train("plain, no cap", Request(settings.edge, settings.num_steps), console)
     if plain.out_of_memory:
         raise FerryError(f"this machine has no room for the plain training to compare with: {plain.out_of_memory}; try --size 64")
     console.print(f"  takes {format_bytes(plain.peak_nbytes)}; last loss {_decimal(plain.losses[-1])}")
-    cap = _choose_cap(settings, plain.peak_nbytes)
+    budget = settings.budget_nbytes or round(plain.peak_nbytes * _BUDGET_SHARE)
+    cap = budget + _HEADROOM_NBYTES
 
     dead = _train(f"plain, capped at {format_bytes(cap)}", Request(settings.edge, settings.num_steps, cap), console)
     if dead.out_of_memory:
@@ -57,7 +60,7 @@ def show(settings: Settings, console: Console | None = None) -> int:
 
     with tempfile.TemporaryDirectory(prefix="ferry-demo-") as folder:
         page = Path(folder, _PAGE)
-        request = Request(settings.edge, settings.num_steps, cap, cap - _HEADROOM_NBYTES, str(page))
+        request = Request(settings.edge, settings.num_steps, cap, budget, str(page))
         ferried = _train(f"ferry, capped at {format_bytes(cap)}", request, console)
         if ferried.out_of_memory:
             console.print("  [red]dies[/red]: ", end="")
@@ -71,12 +74,6 @@ def show(settings: Settings, console: Console | None = None) -> int:
         console.print(ferried.report, markup=False, soft_wrap=True)
         console.print(f"\nThe picture: {_keep(page, settings.out)}", markup=False, soft_wrap=True)
     return 0 if equal and dead.out_of_memory else 1
-
-
-def _choose_cap(settings: Settings, plain_peak_nbytes: int) -> int:
-    if settings.budget_nbytes is not None:
-        return settings.budget_nbytes + _HEADROOM_NBYTES
-    return max(round(plain_peak_nbytes * _CAP_SHARE), 2 * _HEADROOM_NBYTES)
 
 
 def _comparison(equal: bool, num_steps: int) -> str:

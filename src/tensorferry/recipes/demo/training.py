@@ -23,7 +23,7 @@ _SEED = 7
 def main(argv: list[str]) -> None:
     """Train as asked and tell."""
     request = Request.from_json(argv[0])
-    _train_one_step(UNet3d(base=4), 16)  # starts torch's threads and loads what it loads once
+    _warm_up()
     with closing(ResidentMeter()) as meter:
         before_nbytes = meter.now_nbytes()
         meter.reset_peak()
@@ -59,9 +59,12 @@ def _train(request: Request) -> "ferry.Report | None":
     return None if big is None else big.report()
 
 
-def _train_one_step(model: UNet3d, edge: int) -> None:
+def _warm_up() -> None:
+    """Start torch's threads and load what is loaded once, so that none of it counts as the training's own."""
+    _ = ferry.large_model
+    model = UNet3d(base=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    compute_loss(model, *make_batch(edge)).backward()
+    compute_loss(model, *make_batch(16)).backward()
     optimizer.step()
 
 

@@ -1,0 +1,23 @@
+"""The examples in docstrings are true."""
+
+import doctest
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import tensorferry
+
+MODULES = [module.name for module in pkgutil.walk_packages(tensorferry.__path__, "tensorferry.") if "__main__" not in module.name]
+
+
+@pytest.mark.parametrize("name", [*MODULES, "capped"])
+def test_the_examples_of_a_module_are_true(name: str) -> None:
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+def test_there_are_examples() -> None:
+    assert (
+        sum(doctest.testmod(import_module(f"tensorferry.{name}")).attempted for name in ("units", "trace.trace", "plan.machine"))
+        >= 5
+    )
