@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from statistics import median
 
 import pytest
@@ -14,6 +15,8 @@ from traces import random_machine, random_trace
 
 from tensorferry.errors import BadBudget, BadTier, BudgetTooSmall, TierFull
 from tensorferry.plan import Action, Decision, Machine, Plan, TierSpeed, find_floor, make_plan, simulate
+from tensorferry.plan.choose import Aim, choose_actions
+from tensorferry.plan.draft import Desk
 from tensorferry.trace import Trace, make_chain_trace
 
 SEEDS = st.integers(0, 10**6)
@@ -107,6 +110,18 @@ def test_small_plans_are_as_fast_as_the_best_of_all_choices(seed: int) -> None:
     for share in (0.0, 0.25, 0.5):
         budget = budget_between(trace, share)
         assert make_plan(trace, budget, place).step_seconds <= fastest_choice(options, budget) * 1.02
+
+
+@pytest.mark.parametrize("seed", [14, 42, 117, 126])
+def test_the_local_search_finds_what_sweeps_miss(seed: int) -> None:
+    trace, place = random_trace(seed, max_layers=8), random_machine(seed + 1)
+    options, budget = make_options(trace, place), budget_between(trace, 0.25)
+    desk = Desk(options, budget)
+    sweeps = (choose_actions(options, Aim(budget, lane_share)).actions for lane_share in (inf, 1.0, 0.0))
+    swept = [draft.outcome.seconds for actions in sweeps if (draft := desk.draft(actions)) is not None]
+    plan = make_plan(trace, budget, place)
+    assert plan.step_seconds < min(swept) * 0.95
+    assert plan.step_seconds <= fastest_choice(options, budget) * 1.001
 
 
 def test_plans_come_close_to_what_no_plan_can_beat() -> None:

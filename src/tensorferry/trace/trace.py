@@ -103,7 +103,7 @@ class Trace:
 
     ops: tuple[Op, ...]
     storages: tuple[Storage, ...]
-    overhead_nbytes: int = 0  # resident all through the step and explained by no storage
+    overhead_nbytes: int = 0  # resident all through the step and explained by no storage; negative: some are not resident
     framework: str = "torch"
     device: str = "cpu"
     measured: bool = True  # False: nothing was run, seconds and workspace are estimates

@@ -146,5 +146,5 @@ class Course:
 
 def with_overhead(trace: Trace, resident_nbytes: int) -> Trace:
     """The trace, when this much is resident before it starts."""
-    there_nbytes = sum(storage.nbytes for storage in trace.storages if not storage.writers)
-    return replace(trace, overhead_nbytes=max(0, resident_nbytes - there_nbytes))
+    there_nbytes = sum(storage.nbytes for storage in trace.storages if storage.was_there)
+    return replace(trace, overhead_nbytes=resident_nbytes - there_nbytes)

@@ -38,7 +38,7 @@ class Schedule:
         """What each op allocates: new outputs and workspace."""
         demand = [op.workspace_nbytes for op in self.trace.ops]
         for storage in self.trace.storages:
-            if storage.writers:
+            if not storage.was_there:
                 demand[storage.writers[0]] += storage.nbytes
         return demand
 

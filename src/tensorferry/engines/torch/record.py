@@ -62,6 +62,7 @@ class _Row:
     wanted_at: int | None = None
     freed_after: int | None = None
     num_blocks: int = 1  # blocks now holding its bytes
+    was_there: bool = False  # before the step
 
 
 class Recorder:
@@ -164,7 +165,7 @@ class Recorder:
         storages = []
         for row in self.rows:
             stays = row.num_blocks > 0
-            was_there = stays and row.kind in (Kind.GRADIENT, Kind.OPTIMIZER)
+            stays_on = stays and row.kind in (Kind.GRADIENT, Kind.OPTIMIZER)
             idle_after = row.idle_after
             movable = row.saved_at is not None and idle_after is not None and row.wanted_at is not None
             freed_after = None if stays else max(row.freed_after if row.freed_after is not None else last, row.wanted_at or 0)
@@ -172,7 +173,7 @@ class Recorder:
                 Storage(
                     nbytes=row.nbytes,
                     kind=row.kind,
-                    writers=() if was_there else tuple(row.writers),
+                    writers=() if stays_on else tuple(row.writers),
                     uses=tuple(row.uses),
                     freed_after=None if freed_after is None else min(freed_after, last),
                     saved_at=row.saved_at if movable else None,
@@ -181,11 +182,11 @@ class Recorder:
                     label=row.label,
                 )
             )
-        there_nbytes = sum(s.nbytes for s, row in zip(storages, self.rows, strict=True) if not row.writers)
+        there_nbytes = sum(row.nbytes for row in self.rows if row.was_there)
         return Trace(
             ops=tuple(self.ops),
             storages=tuple(storages),
-            overhead_nbytes=max(0, self._start_nbytes - there_nbytes),
+            overhead_nbytes=self._start_nbytes - there_nbytes,
             device=device,
             measured=measured,
         ).check()
@@ -233,7 +234,7 @@ class Recorder:
     def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str) -> int:
         if block._cdata in self._row_of:
             return self._row_of[block._cdata]
-        self.rows.append(_Row(block.nbytes(), kind, writers, label))
+        self.rows.append(_Row(block.nbytes(), kind, writers, label, was_there=not writers))
         self._watch(block, len(self.rows) - 1)
         return len(self.rows) - 1
 
