@@ -1,14 +1,14 @@
 """Memory that swapped bytes come back to.
 
 Filling fresh memory is what a copy in costs the processor: the kernel faults in and clears every page before the disk
-writes to it. Large pages make that 2.5 times cheaper, and memory of a block that has died, reused while it is still
-mapped, makes it free. So a `BlockMemory` hands out blocks in large pages, and may hold on to dead ones (`spare_limit_nbytes`).
+writes to it. Memory of a block that has died, reused while it is still mapped, makes that free, so a `BlockMemory` may hold
+on to dead ones (`spare_limit_nbytes`). Large pages are cheaper to fault in only while free ones are plentiful: on a machine
+whose memory is in small pieces the kernel first moves others out of the way, at several times the cost of small pages.
 
 A block's first byte has the same phase (address modulo 4096) as the bytes that left, so that direct I/O needs no copy in
 either direction. Nothing here rounds up what is resident: a mapping ends with the last small page of its block.
 """
 
-import contextlib
 import mmap
 import threading
 import weakref
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from tensorferry.units import format_bytes
 
 PHASE_NBYTES = 4096
-_LARGE_PAGE_NBYTES = 2 * 2**20
-_LARGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,19 +125,9 @@ def address_of(view: memoryview) -> int:
 
 
 def _map(length: int) -> mmap.mmap:
-    """Fresh private memory of `length`, in large pages as far as whole ones fit."""
-    # mmap's own default is shared memory: slower to fault in, never in large pages, and outside of RLIMIT_DATA
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    advice = _LARGE_PAGES if length >= _LARGE_PAGE_NBYTES else None
-    # the kernel aligns a mapping to large pages only if it is a multiple of them; cutting it afterwards keeps the alignment
-    unit_nbytes = _LARGE_PAGE_NBYTES if advice is not None else mmap.PAGESIZE
+    """Fresh private memory of `length`."""
     try:
-        memory = mmap.mmap(-1, -(-length // unit_nbytes) * unit_nbytes, flags=flags)
+        # mmap's own default is shared memory: slower to fault in, and outside of RLIMIT_DATA
+        return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for a block of {format_bytes(length)} that comes back from its tier") from error
-    if len(memory) > length:
-        memory.resize(length)
-    if advice is not None:
-        with contextlib.suppress(OSError):  # a kernel without large pages
-            memory.madvise(advice)
-    return memory

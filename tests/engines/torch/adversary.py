@@ -34,8 +34,9 @@ class Adversary:
     may_reuse = True
     describe = "adversary"
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, nbytes_per_second: float = 1e9) -> None:
         self.random = random.Random(seed)
+        self.nbytes_per_second = nbytes_per_second  # what it says of itself
         self.out_lane: deque[AdversaryOut] = deque()
         self.in_lane: deque[AdversaryIn] = deque()
         self.num_slots = 0
@@ -55,6 +56,10 @@ class Adversary:
 
     def synchronize(self) -> None: ...
 
+    def include(self, nbytes: int) -> None: ...
+
+    def keep_spare(self, nbytes: int) -> None: ...
+
     def touched_nbytes(self) -> int:
         return 0
 
@@ -65,7 +70,7 @@ class Adversary:
     def check_room(self, nbytes: int) -> None: ...
 
     def speed(self) -> TierSpeed:
-        return TierSpeed("adversary", 1e9, 1e9)
+        return TierSpeed("adversary", self.nbytes_per_second, self.nbytes_per_second)
 
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "AdversaryOut":
         copy = AdversaryOut(self, block, label)

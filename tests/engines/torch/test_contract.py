@@ -40,7 +40,7 @@ def _case(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def _large(case: Case, adversary: Adversary, budget_nbytes: int, recompute: bool) -> Any:
+def _large(adversary: Adversary, budget_nbytes: int, recompute: bool) -> Any:
     def around(model: torch.nn.Module) -> LargeModel:
         return LargeModel(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0, adversary_opener(adversary))
 
@@ -51,8 +51,55 @@ def _large(case: Case, adversary: Adversary, budget_nbytes: int, recompute: bool
 @pytest.mark.parametrize("seed", range(3))
 def test_results_are_identical_on_an_adversarial_device(case: Case, seed: int) -> None:
     adversary = Adversary(seed)
-    outcome = train(case, around=_large(case, adversary, budget_for(case.name), recompute=bool(seed % 2)))
+    outcome = train(case, around=_large(adversary, budget_for(case.name), recompute=bool(seed % 2)))
     assert adversary.num_copies_out > 0
     assert adversary.num_copies_in > 0
     assert outcome.losses == plain(case.name).losses
     assert outcome.tensors == plain(case.name).tensors
+
+
+RECOMPUTABLE = [case.name for case in CASES[:3]] + ["channels_last"]
+
+
+@pytest.mark.parametrize("name", RECOMPUTABLE)
+def test_results_are_identical_when_the_link_is_so_slow_that_all_is_recomputed_that_can_be(name: str) -> None:
+    case, adversary = _case(name), Adversary(seed=0, nbytes_per_second=1e3)
+    entered: list[LargeModel] = []
+
+    def around(model: torch.nn.Module) -> LargeModel:
+        entered.append(_large(adversary, budget_for(name), recompute=True)(model))
+        return entered[0]
+
+    outcome = train(case, around=around)
+    assert entered[0].report().moved.recomputed_nbytes > 0
+    assert outcome.losses == plain(name).losses
+    assert outcome.tensors == plain(name).tensors
+
+
+def test_turning_recompute_off_turns_it_off() -> None:
+    case, adversary = _case(RECOMPUTABLE[0]), Adversary(seed=0, nbytes_per_second=1e3)
+    entered: list[LargeModel] = []
+
+    def around(model: torch.nn.Module) -> LargeModel:
+        entered.append(_large(adversary, budget_for(case.name), recompute=False)(model))
+        return entered[0]
+
+    train(case, around=around)
+    assert entered[0].report().moved.recomputed_nbytes == 0
+    assert entered[0].report().moved.swapped_nbytes > 0
+
+
+def test_the_last_step_compared_is_a_planned_one() -> None:
+    """What the contract compares would prove little if no step followed a plan."""
+    case, adversary = CASES[0], Adversary(seed=0)
+    entered: list[LargeModel] = []
+
+    def around(model: torch.nn.Module) -> LargeModel:
+        entered.append(_large(adversary, budget_for(case.name), recompute=True)(model))
+        return entered[0]
+
+    train(case, around=around)
+    report = entered[0].report()
+    assert report.num_plans > 0
+    assert report.plan is not None
+    assert report.measured is not None

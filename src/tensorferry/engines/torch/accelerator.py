@@ -62,6 +62,12 @@ class AcceleratorDevice:
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)
 
+    def include(self, nbytes: int) -> None:
+        pass
+
+    def keep_spare(self, nbytes: int) -> None:
+        pass
+
     def touched_nbytes(self) -> int:
         return 0
 

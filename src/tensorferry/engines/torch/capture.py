@@ -91,7 +91,11 @@ def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
     fakes: dict[torch.Tensor, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in fakes:
+        if tensor not in fakes and tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter):
+            value = tensor.item()
+            with mode:  # a number that the optimizer reads, such as its step: made here, its value stays known
+                fakes[tensor] = torch.tensor(value, dtype=tensor.dtype)
+        elif tensor not in fakes:
             made: torch.Tensor = mode.from_tensor(tensor.detach())
             fakes[tensor] = torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
         return fakes[tensor]
@@ -142,6 +146,12 @@ class CloneDevice:
 
     def highest_nbytes(self) -> int:
         return self.peak_nbytes()
+
+    def include(self, nbytes: int) -> None:
+        pass
+
+    def keep_spare(self, nbytes: int) -> None:
+        pass
 
     def touched_nbytes(self) -> int:
         return self._meter.touched_nbytes() if self._meter else 0

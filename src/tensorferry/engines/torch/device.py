@@ -97,6 +97,12 @@ class Device(Protocol):
     def highest_nbytes(self) -> int:
         """The most held since the device was opened."""
 
+    def include(self, nbytes: int) -> None:
+        """Put on the books what the step holds and was made before the device was opened, such as a batch."""
+
+    def keep_spare(self, nbytes: int) -> None:
+        """How much memory of dead blocks may stay for the next copies in, until `trim`."""
+
     def touched_nbytes(self) -> int:
         """Fresh memory taken from the system so far, freed or not."""
 
@@ -148,6 +154,7 @@ class CpuDevice:
         self.may_reuse = resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
         self._heap = Heap()
         self._returns_at_once = False
+        self._spare_nbytes = 0
         self._lanes = {lane: _LaneThread(lane) for lane in (Lane.OUT, Lane.IN)}
 
     def resident_nbytes(self) -> int:
@@ -161,6 +168,13 @@ class CpuDevice:
 
     def highest_nbytes(self) -> int:
         return self.meter.highest_nbytes() - self.before_nbytes
+
+    def include(self, nbytes: int) -> None:
+        self.before_nbytes -= nbytes
+
+    def keep_spare(self, nbytes: int) -> None:
+        self._spare_nbytes = nbytes if self.may_reuse else 0
+        self.tier.keep_spare(self._spare_nbytes)
 
     def touched_nbytes(self) -> int:
         return self.meter.touched_nbytes()
@@ -176,6 +190,9 @@ class CpuDevice:
 
     def trim(self) -> None:
         self._heap.trim()
+        if self._spare_nbytes:
+            self.tier.keep_spare(0)
+            self.tier.keep_spare(self._spare_nbytes)
 
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_ThreadCopyOut":
         copy = _ThreadCopyOut(self.tier, block, label)

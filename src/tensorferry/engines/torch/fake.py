@@ -43,6 +43,12 @@ class FakeDevice:
     def highest_nbytes(self) -> int:
         return 0
 
+    def include(self, nbytes: int) -> None:
+        pass
+
+    def keep_spare(self, nbytes: int) -> None:
+        pass
+
     def touched_nbytes(self) -> int:
         return 0
 

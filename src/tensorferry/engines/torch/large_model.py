@@ -32,6 +32,7 @@ from tensorferry.units import parse_bytes
 MIN_NBYTES = 2**20
 _MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
 _MARGIN_MIN_NBYTES = 2 * 2**20
+_MAX_COURSES = 32  # kinds of step remembered
 
 
 class AnyStep(Protocol):
@@ -93,6 +94,7 @@ class LargeModel:
         self._step_over = True  # backward has run, or there was no step yet
         self._forward_begun = False  # since then
         self._num_steps = 0
+        self._num_plans = 0
         self._forecast_inputs: set[Any] = set()
         self._notes: list[str] = []
         self._highest_nbytes = 0
@@ -181,9 +183,12 @@ class LargeModel:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            kind = (first.shape, first.dtype, self._model.training, torch.is_autocast_enabled(self._device.type))
+            kind = (first.shape, first.dtype, self._model.training)
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
-            course = self._course = self._courses.setdefault(kind, Course(num_records=1 if self._courses else 2))
+            course = self._course = self._courses.pop(kind, None) or Course(num_records=1 if self._courses else 2)
+            self._courses[kind] = course
+            if len(self._courses) > _MAX_COURSES:
+                del self._courses[next(iter(self._courses))]  # the one not used for longest
             if course.wants_plan:
                 self._plan(course)
             step: RecordingStep | PlannedStep
@@ -196,6 +201,7 @@ class LargeModel:
                 if not course.settled:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
+            self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(step, persistent_blocks(self._model))
 
@@ -212,11 +218,16 @@ class LargeModel:
 
     def _plan(self, course: Course) -> None:
         self._device.trim()
-        self._refuse_below_floor(course.refresh_trace(self._device.resident_nbytes()))
+        trace = course.refresh_trace(self._device.resident_nbytes())
+        if trace.overhead_nbytes < 0:
+            self._device.include(-trace.overhead_nbytes)
+            trace = course.refresh_trace(self._device.resident_nbytes())
+        self._refuse_below_floor(trace)
         if course.wants_record:
             return
         machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
+        self._num_plans += 1
         assert course.schedule is not None
         self._tier.check_room(course.schedule.plan.nbytes(Action.SWAP))
 
@@ -239,8 +250,9 @@ class LargeModel:
         return self.budget_nbytes - max(_MARGIN_MIN_NBYTES, int(self.budget_nbytes * _MARGIN_SHARE))
 
     def report(self) -> Report:
-        """What was planned and what was measured, for the kind of step that ran last."""
-        course = self._course or Course(num_records=1)
+        """What was planned and what was measured, for the kind of step that was last planned."""
+        planned = [course for course in self._courses.values() if course.schedule is not None]
+        course = planned[-1] if planned else Course(num_records=1)
         schedule, median = course.schedule, course.median_step()
         return Report(
             plan=schedule.plan if schedule else None,
@@ -250,7 +262,7 @@ class LargeModel:
             budget_nbytes=self.budget_nbytes,
             measured_peak_nbytes=self._highest_nbytes or self._device.highest_nbytes(),
             num_steps=self._num_steps,
-            num_plans=sum(each.num_plans for each in self._courses.values()),
+            num_plans=self._num_plans,
             tier=self._tier.describe,
             moved=median[1] if median else Counters(),
             notes=(*self._notes, *(floor_notes(course.trace) if course.trace else ())),

@@ -5,7 +5,9 @@ reference that holds no bytes of its own: a saved storage, a parameter, or the r
 again below autograd gives the same bits. Random ops and collectives are never noted (see `record.is_replayable`).
 """
 
+import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,15 +61,16 @@ class _FromTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _NotYet:
-    """A storage that is no source yet; it may be saved by the time the replay is put together."""
+class _Expected:
+    """A storage that is saved, or may be by the time the replay is put together; held weakly, or notes would keep it alive."""
 
     block: StorageWeakRef
     version: int
     geometry: tuple[torch.dtype, torch.Size, tuple[int, ...], int]
+    saved: weakref.ref[SavedStorage] | None
 
 
-_References = _FromMade | _FromSaved | _FromTensor | _NotYet
+_References = _FromMade | _FromSaved | _FromTensor | _Expected
 
 
 class Notebook:
@@ -102,9 +105,9 @@ class Notebook:
         for call in made.calls:
             if call in calls:
                 continue
-            resolved = tree_map(self._resolve, (call.args, call.kwargs), is_leaf=_is_reference)
+            resolved = tree_map(partial(self._resolve, made), (call.args, call.kwargs), is_leaf=_is_reference)
             for reference in tree_leaves(resolved, is_leaf=_is_reference):
-                if isinstance(reference, _NotYet) or (isinstance(reference, _FromSaved) and reference.saved is target):
+                if isinstance(reference, _Expected) or (isinstance(reference, _FromSaved) and reference.saved is target):
                     return False
                 if isinstance(reference, _FromMade) and reference.made is not made:
                     later_written = reference.version != reference.made.version
@@ -121,17 +124,24 @@ class Notebook:
         if block._cdata in self._store.persistent or block.nbytes() < self._store.min_nbytes:
             held = value.detach()
             return _FromTensor(held, held._version)
+        saved = self._store.find(block, value._version)
         made = self._made.get(block._cdata)
-        if made is not None and not made.original.expired() and made.version == value._version:
+        if saved is None and made is not None and not made.original.expired() and made.version == value._version:
             return _FromMade(made, value._version, geometry)
-        return self._resolve(_NotYet(StorageWeakRef(block), value._version, geometry))
+        return _Expected(StorageWeakRef(block), value._version, geometry, weakref.ref(saved) if saved is not None else None)
 
-    def _resolve(self, reference: Any) -> Any:
-        if not isinstance(reference, _NotYet) or reference.block.expired():
-            return reference
-        block = torch.UntypedStorage._new_with_weak_ptr(reference.block.cdata)
-        saved = self._store.find(block, reference.version) if block is not None else None
+    def _resolve(self, made: _Made, reference: Any) -> Any:
+        """The saved storage that a reference stands for, where there is one; what `made` itself is made of stays as it is."""
+        saved = None
+        if isinstance(reference, _Expected):
+            saved = reference.saved() if reference.saved is not None else self._find(reference.block, reference.version)
+        elif isinstance(reference, _FromMade) and reference.made is not made:
+            saved = self._find(reference.made.original, reference.version)
         return reference if saved is None else _FromSaved(saved, reference.geometry)
+
+    def _find(self, original: StorageWeakRef, version: int) -> SavedStorage | None:
+        block = None if original.expired() else torch.UntypedStorage._new_with_weak_ptr(original.cdata)
+        return None if block is None else self._store.find(block, version)
 
     def _made_at(self, block: torch.UntypedStorage) -> _Made:
         made = self._made.get(block._cdata)

@@ -228,13 +228,16 @@ class Recorder:
         row = self._row_of.get(block._cdata)
         if row is None:
             kind = Kind.OPTIMIZER if phase is Phase.OPTIMIZER else Kind.GRADIENT if phase is Phase.BACKWARD else Kind.INPUT
-            row = self._add(block, kind, [], "input")
+            # of a batch that is a slice of a data set, only the slice is the step's
+            nbytes = tensor.numel() * tensor.element_size() if kind is Kind.INPUT else None
+            row = self._add(block, kind, [], "input", nbytes)
         return row
 
-    def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str) -> int:
+    def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str, nbytes: int | None = None) -> int:
         if block._cdata in self._row_of:
             return self._row_of[block._cdata]
-        self.rows.append(_Row(block.nbytes(), kind, writers, label, was_there=not writers))
+        nbytes = block.nbytes() if nbytes is None else min(nbytes, block.nbytes())
+        self.rows.append(_Row(nbytes, kind, writers, label, was_there=not writers))
         self._watch(block, len(self.rows) - 1)
         return len(self.rows) - 1
 

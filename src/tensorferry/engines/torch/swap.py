@@ -225,6 +225,7 @@ class SavedTensors:
             return saved.block  # type: ignore[return-value]
         if saved.replay is not None:
             saved.block = saved.replay.run(self)
+            saved.replay = None  # and with it its hold on the sources
         else:
             self.fetch(saved)
             assert saved.copy_in is not None

@@ -1,0 +1,42 @@
+"""Lean kernels give the bits of the plain ones."""
+
+import pytest
+import torch
+
+from tensorferry.engines.torch.lean import run_op
+
+BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+def _arguments(
+    shape: tuple[int, ...], num_out: int, edge: int, stride: int, bias: bool, dtype: torch.dtype
+) -> tuple[object, ...]:
+    torch.manual_seed(0)
+    num_dims = len(shape) - 2
+    x = torch.randn(shape).to(dtype)
+    weight = torch.randn(num_out, shape[1], *[edge] * num_dims).to(dtype)
+    rest = ([stride] * num_dims, [edge // 2] * num_dims, [1] * num_dims, False, [0] * num_dims, 1)
+    y = torch.ops.aten.convolution.default(x, weight, None, *rest)
+    return (torch.randn_like(y), x, weight, [num_out] if bias else None, *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "num_out", "edge", "stride"),
+    [((4, 8, 20, 20), 16, 3, 1), ((4, 32, 14, 14), 8, 1, 1), ((4, 16, 15, 15), 24, 1, 2), ((1, 8, 12, 12, 12), 4, 3, 1)],
+)
+def test_split_convolution_gradients_are_identical(
+    shape: tuple[int, ...], num_out: int, edge: int, stride: int, bias: bool, dtype: torch.dtype
+) -> None:
+    arguments = _arguments(shape, num_out, edge, stride, bias, dtype)
+    for mask in ([True, True, bias], [False, True, bias], [True, False, False]):
+        plain, lean = BACKWARD(*arguments, mask), run_op(BACKWARD, (*arguments, mask), {})
+        for expected, received in zip(plain, lean, strict=True):
+            assert (expected is None) == (received is None)
+            assert expected is None or torch.equal(expected, received)
+
+
+def test_other_ops_run_as_they_are() -> None:
+    x = torch.arange(3.0)
+    assert torch.equal(run_op(torch.ops.aten.add.Tensor, (x, x), {"alpha": 2}), x * 3)

@@ -1,0 +1,66 @@
+"""Budgets that hold, measured from outside the engine in fresh processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+    import json, sys
+    import torch
+    import tensorferry as ferry
+    from tensorferry.engines.torch.resident import ResidentMeter
+    from tensorferry.recipes.unet3d import UNet3d, compute_loss, make_batch
+
+    torch.set_num_threads(2)
+    batch = make_batch(edge=48)
+    warm = UNet3d(base=2)
+    compute_loss(warm, *make_batch(edge=16)).backward()
+    torch.optim.SGD(warm.parameters(), lr=0.1, momentum=0.9).step()
+    _ = ferry.large_model
+    meter = ResidentMeter()
+    before = meter.now_nbytes()
+    torch.manual_seed(0)
+    model = UNet3d(base=24)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    budget, losses, highest = int(sys.argv[1]), [], 0
+    with ferry.large_model(model, budget=budget) as big:
+        for step in range(6):
+            loss = compute_loss(model, *batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            highest = max(highest, meter.highest_nbytes())
+    report = big.report()
+    highest = max(highest, report.measured_peak_nbytes + before)
+    moved = report.moved
+    print(json.dumps({"losses": losses, "peak": highest - before, "swapped": moved.swapped_nbytes + moved.recomputed_nbytes,
+                      "planned": report.plan.peak_nbytes, "floor": report.plan.floor_nbytes}))
+"""
+
+
+def _train(budget_nbytes: int) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight() -> None:
+    roomy = _train(2**31)
+    assert roomy["swapped"] == 0
+    floor, plain = int(str(roomy["floor"])), int(str(roomy["planned"]))
+    for budget in (int(0.75 * plain), int(1.1 * floor)):
+        tight = _train(budget)
+        assert tight["losses"] == roomy["losses"]
+        assert int(str(tight["swapped"])) > 0
+        assert int(str(tight["peak"])) <= budget
