@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, block_bytes, view_block
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, block_bytes
 from tensorferry.engines.torch.opening import Opened
 from tensorferry.plan import TierSpeed
 
@@ -26,11 +26,10 @@ class AdversarySlot:
         self.nbytes = len(contents)
 
 
-class Adversary:
+class Adversary(Device):
     """The device, and the tier behind it."""
 
     type = "cpu"
-    synchronous = True
     may_reuse = True
     describe = "adversary"
 
@@ -54,19 +53,6 @@ class Adversary:
     def highest_nbytes(self) -> int:
         return 0
 
-    def synchronize(self) -> None: ...
-
-    def include(self, nbytes: int) -> None: ...
-
-    def keep_spare(self, nbytes: int) -> None: ...
-
-    def touched_nbytes(self) -> int:
-        return 0
-
-    def return_freed(self, at_once: bool) -> None: ...
-
-    def trim(self) -> None: ...
-
     def check_room(self, nbytes: int) -> None: ...
 
     def speed(self) -> TierSpeed:
@@ -85,9 +71,6 @@ class Adversary:
     def release(self, slot: AdversarySlot) -> None:
         slot.contents[:] = bytes([NAN_BYTE]) * slot.nbytes
         self.num_slots -= 1
-
-    def view(self, *args: Any) -> torch.Tensor:
-        return view_block(*args)
 
     def close(self) -> None:
         while self.out_lane or self.in_lane:

@@ -190,6 +190,21 @@ def test_a_tier_folder_removed_under_way_does_no_harm(model: nn.Module, tmp_path
     _still_trains(model)
 
 
+class _NoRoom(Adversary):
+    def check_room(self, nbytes: int) -> None:
+        raise TierFull(f"{nbytes} bytes needed, 0 free")
+
+
+def test_a_tier_without_room_for_the_first_step_is_refused_before_it_runs(model: nn.Module) -> None:
+    ran = []
+    model.head.register_forward_hook(lambda *_: ran.append(1))
+    large = LargeModel(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(_NoRoom(seed=0)))
+    with pytest.raises(TierFull), large:
+        model(images(0)[0])
+    assert ran == []
+    _still_trains(model)
+
+
 def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on() -> None:
     """A process may write files of 64 KiB only: the first swap that needs more fails as on a full disk."""
     program = """

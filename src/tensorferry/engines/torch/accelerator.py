@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, view_block
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Device
 from tensorferry.errors import BadTier
 from tensorferry.plan import TierSpeed
 from tensorferry.tiers import PinnedSlot, PinnedTier
@@ -28,11 +28,10 @@ def open_pinned_tier(text: str) -> PinnedTier[torch.Tensor]:
     return PinnedTier(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), known=speed)
 
 
-class AcceleratorDevice:
+class AcceleratorDevice(Device):
     """An accelerator's memory, as its caching allocator reports it; each lane is a stream."""
 
     synchronous = False
-    may_reuse = False
 
     def __init__(self, tier: PinnedTier[torch.Tensor], device: torch.device) -> None:
         self.type = device.type
@@ -62,21 +61,6 @@ class AcceleratorDevice:
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)
 
-    def include(self, nbytes: int) -> None:
-        pass
-
-    def keep_spare(self, nbytes: int) -> None:
-        pass
-
-    def touched_nbytes(self) -> int:
-        return 0
-
-    def return_freed(self, at_once: bool) -> None:
-        pass
-
-    def trim(self) -> None:
-        pass
-
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_StreamCopyOut":
         return _StreamCopyOut(self, block, label)
 
@@ -85,11 +69,6 @@ class AcceleratorDevice:
 
     def release(self, slot: PinnedSlot[torch.Tensor]) -> None:
         self.tier.release(slot)
-
-    def view(
-        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        return view_block(block, dtype, size, stride, offset)
 
     def close(self) -> None:
         self.synchronize()

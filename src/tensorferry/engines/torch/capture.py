@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Instant, view_block
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.resident import Heap, ResidentMeter
@@ -120,10 +120,8 @@ def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
         yield
 
 
-class CloneDevice:
+class CloneDevice(Device):
     """Lets a storage go by keeping a clone of it: what is idle can be observed, and nothing leaves the device."""
-
-    may_reuse = False
 
     def __init__(self, device: torch.device, held_nbytes: int) -> None:
         self.type = device.type
@@ -147,12 +145,6 @@ class CloneDevice:
     def highest_nbytes(self) -> int:
         return self.peak_nbytes()
 
-    def include(self, nbytes: int) -> None:
-        pass
-
-    def keep_spare(self, nbytes: int) -> None:
-        pass
-
     def touched_nbytes(self) -> int:
         return self._meter.touched_nbytes() if self._meter else 0
 
@@ -160,9 +152,6 @@ class CloneDevice:
         if at_once and self._meter:
             self._heap.return_at_once()
             self._heap.trim()
-
-    def trim(self) -> None:
-        pass
 
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_CloneOut":
         return _CloneOut(label, block.clone())
@@ -172,11 +161,6 @@ class CloneDevice:
 
     def release(self, slot: torch.UntypedStorage) -> None:
         pass
-
-    def view(
-        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        return view_block(block, dtype, size, stride, offset)
 
     def synchronize(self) -> None:
         if not self.synchronous:

@@ -14,7 +14,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -78,46 +78,38 @@ class Instant(Copy):
         return True
 
 
-class Device(Protocol):
-    """A place where tensors live, with two copy lanes."""
+class Device(ABC):
+    """A place where tensors live, with two copy lanes. What has a body here is for those that have nothing to do for it."""
 
     type: str  # as torch names it: "cpu", "cuda", ...
-    synchronous: bool  # whether an op has ended when its call returns
-    may_reuse: bool  # whether freed memory may be kept for the next allocation
+    synchronous = True  # whether an op has ended when its call returns
+    may_reuse = False  # whether freed memory may be kept for the next allocation
 
+    @abstractmethod
     def resident_nbytes(self) -> int:
         """What the step holds now."""
 
+    @abstractmethod
     def peak_nbytes(self) -> int:
         """The most held since the last `reset_peak`."""
 
+    @abstractmethod
     def reset_peak(self) -> None:
         """Begin a new peak."""
 
+    @abstractmethod
     def highest_nbytes(self) -> int:
         """The most held since the device was opened."""
 
-    def include(self, nbytes: int) -> None:
-        """Put on the books what the step holds and was made before the device was opened, such as a batch."""
-
-    def keep_spare(self, nbytes: int) -> None:
-        """How much memory of dead blocks may stay for the next copies in, until `trim`."""
-
-    def touched_nbytes(self) -> int:
-        """Fresh memory taken from the system so far, freed or not."""
-
-    def return_freed(self, at_once: bool) -> None:
-        """Whether freed memory leaves the device's books at once, or may stay for reuse until `trim`; it may at first."""
-
-    def trim(self) -> None:
-        """Give back what is free but still on the books."""
-
+    @abstractmethod
     def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut:
         """Start moving a block's bytes to the tier."""
 
+    @abstractmethod
     def copy_in(self, slot: Any, label: str) -> CopyIn:
         """Start bringing a slot's bytes back into a new block."""
 
+    @abstractmethod
     def release(self, slot: Any) -> None:
         """Forget a slot's bytes."""
 
@@ -125,26 +117,35 @@ class Device(Protocol):
         self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
     ) -> torch.Tensor:
         """A tensor over a block."""
+        return torch.empty(0, dtype=dtype, device=block.device).set_(block, offset, size, stride)
 
-    def synchronize(self) -> None:
+    def include(self, nbytes: int) -> None:  # noqa: B027
+        """Put on the books what the step holds and was made before the device was opened, such as a batch."""
+
+    def touched_nbytes(self) -> int:
+        """Fresh memory taken from the system so far, freed or not."""
+        return 0
+
+    def return_freed(self, at_once: bool) -> None:  # noqa: B027
+        """Whether freed memory leaves the device's books at once, or may stay for reuse until `trim`; it may at first."""
+
+    def keep_spare(self, nbytes: int) -> None:  # noqa: B027
+        """How much memory of dead blocks may stay for the next copies in, until `trim`."""
+
+    def trim(self) -> None:  # noqa: B027
+        """Give back what is free but still on the books."""
+
+    def synchronize(self) -> None:  # noqa: B027
         """Wait until every op has ended."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """End the lanes; copies under way end first."""
 
 
-def view_block(
-    block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
-) -> torch.Tensor:
-    """A tensor of that geometry over a block's bytes."""
-    return torch.empty(0, dtype=dtype, device=block.device).set_(block, offset, size, stride)
-
-
-class CpuDevice:
+class CpuDevice(Device):
     """The process's own memory as device memory, over what it held before the model; each lane is a thread."""
 
     type = "cpu"
-    synchronous = True
 
     def __init__(self, tier: Tier, meter: ResidentMeter, before_nbytes: int) -> None:
         self.tier = tier
@@ -206,14 +207,6 @@ class CpuDevice:
 
     def release(self, slot: Any) -> None:
         self.tier.release(slot)
-
-    def view(
-        self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
-    ) -> torch.Tensor:
-        return view_block(block, dtype, size, stride, offset)
-
-    def synchronize(self) -> None:
-        pass
 
     def close(self) -> None:
         for lane in self._lanes.values():

@@ -13,18 +13,15 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Instant
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.plan import Machine
 
 
-class FakeDevice:
+class FakeDevice(Device):
     """Holds nothing: a block that leaves is forgotten, one that comes back is new."""
-
-    synchronous = True
-    may_reuse = False
 
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         self.type = device.type
@@ -43,21 +40,6 @@ class FakeDevice:
     def highest_nbytes(self) -> int:
         return 0
 
-    def include(self, nbytes: int) -> None:
-        pass
-
-    def keep_spare(self, nbytes: int) -> None:
-        pass
-
-    def touched_nbytes(self) -> int:
-        return 0
-
-    def return_freed(self, at_once: bool) -> None:
-        pass
-
-    def trim(self) -> None:
-        pass
-
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_NothingOut":
         return _NothingOut(label, block.nbytes())
 
@@ -73,12 +55,6 @@ class FakeDevice:
         with torch.utils._python_dispatch._disable_current_modes():
             meta = torch.empty(0, dtype=dtype, device="meta").set_(block, offset, size, stride)
         return FakeTensor(self._mode, meta, self._device)
-
-    def synchronize(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class _NothingOut(Instant, CopyOut):

@@ -172,6 +172,8 @@ class LargeModel:
             with self._store.at_work(), _disable_current_modes():
                 expected = forecast(module, args, kwargs, self._min_nbytes)
                 self._refuse_below_floor(with_overhead(expected, self._device.resident_nbytes()))
+                # the step that is recorded swaps all of it
+                self._tier.check_room(sum(expected.storages[s].nbytes for s in expected.movable))
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
         finally:
