@@ -20,7 +20,7 @@ from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
-from tensorferry.engines.torch.standing import persistent_blocks
+from tensorferry.engines.torch.standing import live_blocks, persistent_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
@@ -98,6 +98,7 @@ class LargeModel:
         self._forecast_inputs: set[Any] = set()
         self._notes: list[str] = []
         self._highest_nbytes = 0
+        self._included_nbytes = 0
         self._failed = True  # until the block has ended without an error
         self._exit = ExitStack()
 
@@ -105,6 +106,7 @@ class LargeModel:
 
     def __enter__(self) -> "LargeModel":
         with ExitStack() as stack:
+            self._earlier = live_blocks()
             self._device, self._tier, self._budget_nbytes = self._open_device(
                 self._model, self._tier_text, self._budget_nbytes, stack
             )
@@ -214,16 +216,22 @@ class LargeModel:
             return
         self._num_steps += 1
         if isinstance(step, RecordingStep) and step.recorder.complete:
+            self._include_earlier(step.recorder)
             course.end_record(step.recorder, self._device.type)
         elif isinstance(step, PlannedStep):
             course.end_planned(step, self._device.peak_nbytes())
 
+    def _include_earlier(self, recorder: Recorder) -> None:
+        """A batch from before the context is the step's all the same."""
+        earlier = ((self._earlier.get(address), nbytes) for address, nbytes in recorder.inputs)
+        earlier_nbytes = sum(nbytes for block, nbytes in earlier if block is not None and block() is not None)
+        if earlier_nbytes > self._included_nbytes:
+            self._device.include(earlier_nbytes - self._included_nbytes)
+            self._included_nbytes = earlier_nbytes
+
     def _plan(self, course: Course) -> None:
         self._device.trim()
         trace = course.refresh_trace(self._device.resident_nbytes())
-        if trace.overhead_nbytes < 0:
-            self._device.include(-trace.overhead_nbytes)
-            trace = course.refresh_trace(self._device.resident_nbytes())
         self._refuse_below_floor(trace)
         if course.wants_record:
             return

@@ -74,6 +74,7 @@ class Recorder:
         self.funcs: list[Any] = []
         self.loose_nbytes: list[int] = []  # each op's workspace if nothing that it frees were given back or used again
         self.saved_rows: list[int] = []  # by the ordinal of the save
+        self.inputs: list[tuple[int, int]] = []  # address and bytes of what the step read and nobody in it made
         self._device = device
         self._start_nbytes = device.resident_nbytes()
         self._backward_seen = False
@@ -229,15 +230,16 @@ class Recorder:
         if row is None:
             kind = Kind.OPTIMIZER if phase is Phase.OPTIMIZER else Kind.GRADIENT if phase is Phase.BACKWARD else Kind.INPUT
             # of a batch that is a slice of a data set, only the slice is the step's
-            nbytes = tensor.numel() * tensor.element_size() if kind is Kind.INPUT else None
+            nbytes = min(tensor.numel() * tensor.element_size(), block.nbytes()) if kind is Kind.INPUT else block.nbytes()
             row = self._add(block, kind, [], "input", nbytes)
+            if kind is Kind.INPUT:
+                self.inputs.append((block._cdata, nbytes))
         return row
 
     def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str, nbytes: int | None = None) -> int:
         if block._cdata in self._row_of:
             return self._row_of[block._cdata]
-        nbytes = block.nbytes() if nbytes is None else min(nbytes, block.nbytes())
-        self.rows.append(_Row(nbytes, kind, writers, label, was_there=not writers))
+        self.rows.append(_Row(block.nbytes() if nbytes is None else nbytes, kind, writers, label, was_there=not writers))
         self._watch(block, len(self.rows) - 1)
         return len(self.rows) - 1
 

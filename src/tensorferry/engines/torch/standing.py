@@ -1,8 +1,11 @@
 """What a model holds whether or not a step runs: parameters, buffers, gradients, optimizer state."""
 
 import gc
+import weakref
 
 import torch
+
+Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 
 
 def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:
@@ -22,3 +25,13 @@ def model_nbytes(model: torch.nn.Module) -> int:
             if id(parameter) in owned:
                 tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def live_blocks() -> Blocks:
+    """The storages of every tensor alive now."""
+    blocks: Blocks = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided and thing.device.type == "cpu":
+            block = thing.untyped_storage()
+            blocks[block._cdata] = weakref.ref(block)
+    return blocks
