@@ -33,7 +33,7 @@ def budget_for(case_name: str) -> int:
             trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=SMALLEST_NBYTES)
             floor_nbytes = find_floor(trace).nbytes
             tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
-    return 2 * 2**20 + int(tight)
+    return 6 * 2**20 + int(tight)
 
 
 def _case(name: str) -> Case:

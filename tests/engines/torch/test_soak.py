@@ -50,7 +50,7 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
                 model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5
             )
         else:
-            large = LargeModel(model, 3 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
+            large = LargeModel(model, 7 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
         with large:
             for _ in range(NUM_STEPS):
                 _step(model, optimizer, dice.choice([8, 12, 16]), dice)

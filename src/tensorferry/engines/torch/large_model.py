@@ -31,7 +31,7 @@ from tensorferry.units import parse_bytes
 
 MIN_NBYTES = 2**20
 _MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
-_MARGIN_MIN_NBYTES = 2 * 2**20
+_MARGIN_MIN_NBYTES = 6 * 2**20  # building a model touches a few MiB that are not its tensors
 _MAX_COURSES = 32  # kinds of step remembered
 
 
