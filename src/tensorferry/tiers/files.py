@@ -24,6 +24,7 @@ from tensorferry.units import format_bytes
 
 _SMALLEST_PIECE_NBYTES = 64 * 2**20
 _LARGEST_PIECE_NBYTES = 2**30
+_BUFFER_NBYTES = 2**20
 
 
 class FileTier:
@@ -99,6 +100,23 @@ class FileTier:
         with self._copying(self._in, slot.nbytes) as file:
             file.read(view[head_nbytes:body_end], slot.offset)
         return block
+
+    def read_into(self, slot: Slot, block: memoryview) -> None:
+        """Copy a slot's bytes into memory that is there; where its phase is another, by way of a small buffer."""
+        view = block.cast("B")
+        head_nbytes, body_end = len(slot.head), slot.nbytes - len(slot.tail)
+        view[:head_nbytes] = slot.head
+        view[body_end:] = slot.tail
+        body = view[head_nbytes:body_end]
+        with self._copying(self._in, slot.nbytes) as file:
+            if not self._alignment or address_of(body) % self._alignment == 0:
+                file.read(body, slot.offset)
+                return
+            buffer = self._memory.block(min(_BUFFER_NBYTES, body.nbytes), 0).view
+            for start in range(0, body.nbytes, _BUFFER_NBYTES):
+                piece = body[start : start + _BUFFER_NBYTES]
+                file.read(buffer[: piece.nbytes], slot.offset + start)
+                piece[:] = buffer[: piece.nbytes]
 
     def release(self, slot: Slot) -> None:
         """Let the slot's room be used again."""

@@ -63,8 +63,8 @@ class Adversary(Device):
         self.out_lane.append(copy)
         return copy
 
-    def copy_in(self, slot: AdversarySlot, label: str) -> "AdversaryIn":
-        copy = AdversaryIn(self, slot, label)
+    def copy_in(self, slot: AdversarySlot, label: str, into: torch.UntypedStorage | None = None) -> "AdversaryIn":
+        copy = AdversaryIn(self, slot, label, into)
         self.in_lane.append(copy)
         return copy
 
@@ -126,18 +126,18 @@ class AdversaryOut(CopyOut):
 
 
 class AdversaryIn(CopyIn):
-    def __init__(self, device: Adversary, slot: AdversarySlot, label: str) -> None:
+    def __init__(self, device: Adversary, slot: AdversarySlot, label: str, into: torch.UntypedStorage | None) -> None:
         super().__init__(label, slot.nbytes)
         self._device = device
         self._slot = slot
-        self._block: torch.UntypedStorage | None = torch.full((slot.nbytes,), NAN_BYTE, dtype=torch.uint8).untyped_storage()
+        self._block = torch.UntypedStorage(slot.nbytes) if into is None else into
+        block_bytes(self._block)[:] = bytes([NAN_BYTE]) * slot.nbytes
         self._ended = False
 
     def run(self) -> None:
         self._ended = True
         self._device.num_copies_in += 1
-        if self._block is not None:
-            block_bytes(self._block)[:] = self._slot.contents
+        block_bytes(self._block)[:] = self._slot.contents
 
     def done(self) -> bool:
         self._device.perhaps_run()
@@ -149,12 +149,11 @@ class AdversaryIn(CopyIn):
         return True
 
     def take(self) -> torch.UntypedStorage:
-        assert self._block is not None
         return self._block
 
 
 def adversary_opener(adversary: Adversary) -> Any:
-    def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+    def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
         stack.callback(adversary.close)
         assert budget_nbytes is not None
         return Opened(adversary, adversary, budget_nbytes)

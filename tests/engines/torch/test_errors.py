@@ -169,7 +169,7 @@ class _Stuck(Adversary):
 
 
 def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module) -> None:
-    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
         stuck = _Stuck(seed=0)
         return Opened(stuck, stuck, budget_nbytes or 0)
 

@@ -64,8 +64,8 @@ class AcceleratorDevice(Device):
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_StreamCopyOut":
         return _StreamCopyOut(self, block, label)
 
-    def copy_in(self, slot: PinnedSlot[torch.Tensor], label: str) -> "_StreamCopyIn":
-        return _StreamCopyIn(self, slot, label)
+    def copy_in(self, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None = None) -> "_StreamCopyIn":
+        return _StreamCopyIn(self, slot, label, into)
 
     def release(self, slot: PinnedSlot[torch.Tensor]) -> None:
         self.tier.release(slot)
@@ -140,13 +140,15 @@ class _StreamCopyOut(CopyOut):
 
 
 class _StreamCopyIn(CopyIn):
-    def __init__(self, device: AcceleratorDevice, slot: PinnedSlot[torch.Tensor], label: str) -> None:
+    def __init__(
+        self, device: AcceleratorDevice, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None
+    ) -> None:
         super().__init__(label, slot.nbytes)
         self._device = device
         self._marks = _Marks(device.in_stream)
         self.started_at = time.perf_counter()
         with self._marks:
-            flat = torch.empty(slot.nbytes, dtype=torch.uint8, device=device.device)
+            flat = torch.empty(slot.nbytes, dtype=torch.uint8, device=device.device) if into is None else _as_bytes(into)
             flat.copy_(slot.buffer[: slot.nbytes], non_blocking=True)
         self._flat: torch.Tensor | None = flat
 

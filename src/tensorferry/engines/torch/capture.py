@@ -12,7 +12,7 @@ from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.resident import Heap, ResidentMeter
-from tensorferry.engines.torch.standing import model_nbytes, persistent_blocks
+from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
 from tensorferry.plan import Machine
@@ -42,7 +42,7 @@ def capture(
         return _capture_fake(step_fn, model, optimizer, machine or this_machine(), min_nbytes)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with ExitStack() as stack:
-        clones = CloneDevice(device, model_nbytes(model))
+        clones = CloneDevice(device, find_standing(model).nbytes)
         stack.callback(clones.close)
         clones.return_freed(True)
         store = SavedTensors(clones, min_nbytes=min_nbytes, watchdog_seconds=60.0, tier="memory")
@@ -50,6 +50,7 @@ def capture(
         stack.enter_context(names.watching())
         step = RecordingStep(store, Recorder(model, clones, names))
         _run_recorded(step_fn, step, store, model)
+        _add_states(step.recorder, optimizer, min_nbytes)
         return step.recorder.trace(measured=True, device=device.type)
 
 
@@ -66,6 +67,7 @@ def _capture_fake(
             with names.watching():
                 step = FakeStep(store, Recorder(model, fake_device, names), machine, "fp32")
                 _run_recorded(step_fn, step, store, model)
+                _add_states(step.recorder, optimizer, min_nbytes)
                 return step.recorder.trace(measured=False, device=device.type)
     except Exception as error:  # whatever a user's step can raise
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -83,6 +85,13 @@ def _run_recorded(
     store.begin_step(step, persistent_blocks(model))
     with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(run_op):
         step_fn()
+
+
+def _add_states(recorder: Recorder, optimizer: torch.optim.Optimizer | None, min_nbytes: int) -> None:
+    for values in optimizer.state.values() if optimizer is not None else ():
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= min_nbytes:
+                recorder.add_state(value.untyped_storage(), f"optimizer {key}")
 
 
 @contextmanager
@@ -156,7 +165,7 @@ class CloneDevice(Device):
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_CloneOut":
         return _CloneOut(label, block.clone())
 
-    def copy_in(self, slot: torch.UntypedStorage, label: str) -> "_CloneIn":
+    def copy_in(self, slot: torch.UntypedStorage, label: str, into: torch.UntypedStorage | None = None) -> "_CloneIn":  # noqa: ARG002
         return _CloneIn(label, slot)
 
     def release(self, slot: torch.UntypedStorage) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensorferry.engines.torch.planned import PlannedStep, Schedule
-from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.record import Recorder, RecordingStep
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.plan import Action, Machine, Plan, Timeline, find_floor, make_plan, simulate
 from tensorferry.report import Counters
@@ -35,7 +35,7 @@ class Course:
         self.num_plans = 0
         self.tightened_nbytes = 0
         self.measured: deque[tuple[Timeline, Counters]] = deque(maxlen=_REMEMBERED_STEPS)
-        self._recorded: tuple[Trace, Recorder] | None = None
+        self._recorded: tuple[Trace, RecordingStep] | None = None
         self._num_records = 0
         self._num_planned_steps = 0
         self._op_seconds: deque[np.ndarray] = deque(maxlen=_SETTLING_STEPS)
@@ -57,9 +57,9 @@ class Course:
         """Whether the plan is expected to stay."""
         return self._num_planned_steps > _SETTLING_STEPS and not self._wants_plan
 
-    def end_record(self, recorder: Recorder, device: str) -> None:
+    def end_record(self, step: RecordingStep) -> None:
         """A step of this kind was recorded."""
-        self._recorded = (recorder.trace(measured=True, device=device), recorder)
+        self._recorded = (step.recorder.trace(measured=True, device=step.store.device.type), step)
         self._num_records += 1
         self._num_planned_steps = 0
         self._op_seconds.clear()
@@ -80,14 +80,17 @@ class Course:
         """Plan the next steps from the refreshed trace. Raises `BudgetTooSmall`."""
         assert self._recorded is not None
         assert self.trace is not None
-        recorder = self._recorded[1]
+        step = self._recorded[1]
+        recorder = step.recorder
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
         careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(floor.nbytes, limit_nbytes))
         loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
         trace, plan = loose or (self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute))
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
-        self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, reuses_freed=loose is not None)
+        self.schedule = Schedule(
+            trace, plan, recorder.funcs, recorder.saved_rows, states=step.parked, reuses_freed=loose is not None
+        )
         self.predicted = simulate(trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False

@@ -5,7 +5,7 @@ streams; the tests have a device that copies as late as it may and poisons what 
 
 The rules between the engine and a device:
 - a copy out holds its block until the bytes are safe, then lets it go; the engine may ask for it back before that;
-- a copy in makes its block; nobody reads the block before `take()`.
+- a copy in makes its block, or fills the one it is given; nobody reads the block before `take()`.
 """
 
 import ctypes
@@ -106,8 +106,8 @@ class Device(ABC):
         """Start moving a block's bytes to the tier."""
 
     @abstractmethod
-    def copy_in(self, slot: Any, label: str) -> CopyIn:
-        """Start bringing a slot's bytes back into a new block."""
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> CopyIn:
+        """Start bringing a slot's bytes back into a new block, or into one that is there."""
 
     @abstractmethod
     def release(self, slot: Any) -> None:
@@ -200,8 +200,8 @@ class CpuDevice(Device):
         self._lanes[Lane.OUT].put(copy)
         return copy
 
-    def copy_in(self, slot: Any, label: str) -> "_ThreadCopyIn":
-        copy = _ThreadCopyIn(self.tier, slot, label)
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> "_ThreadCopyIn":
+        copy = _ThreadCopyIn(self.tier, slot, label, into)
         self._lanes[Lane.IN].put(copy)
         return copy
 
@@ -292,20 +292,23 @@ class _ThreadCopyOut(CopyOut):
 
 
 class _ThreadCopyIn(CopyIn):
-    def __init__(self, tier: Tier, slot: Any, label: str) -> None:
+    def __init__(self, tier: Tier, slot: Any, label: str, into: torch.UntypedStorage | None) -> None:
         super().__init__(label, slot.nbytes)
         self._tier = tier
         self._slot = slot
-        self._block: torch.UntypedStorage | None = None
+        self._block = into
         self._error: Exception | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
         self.started_at = time.perf_counter()
         try:
-            memory = self._tier.read(self._slot)
-            flat = torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset)
-            self._block = flat.untyped_storage()
+            if self._block is None:
+                memory = self._tier.read(self._slot)
+                flat = torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset)
+                self._block = flat.untyped_storage()
+            else:
+                self._tier.read_into(self._slot, block_bytes(self._block))
         except Exception as error:
             self._error = error
         self.ended_at = time.perf_counter()

@@ -43,7 +43,7 @@ class FakeDevice(Device):
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_NothingOut":
         return _NothingOut(label, block.nbytes())
 
-    def copy_in(self, slot: Any, label: str) -> "_NothingIn":
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> "_NothingIn":  # noqa: ARG002
         return _NothingIn(label, slot)
 
     def release(self, slot: Any) -> None:

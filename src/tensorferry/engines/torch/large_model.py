@@ -7,7 +7,7 @@ nothing of the graph is left (a double backward goes on in the same step). So no
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,9 +20,10 @@ from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
-from tensorferry.engines.torch.standing import live_blocks, persistent_blocks
+from tensorferry.engines.torch.standing import find_standing, persistent_blocks
+from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
-from tensorferry.errors import GraphFreed, NotTraceable
+from tensorferry.errors import FerryError, GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
 from tensorferry.plan.floor import too_small
 from tensorferry.report import Counters, Report
@@ -106,14 +107,17 @@ class LargeModel:
 
     def __enter__(self) -> "LargeModel":
         with ExitStack() as stack:
-            self._earlier = live_blocks()
+            standing = find_standing(self._model)
+            self._earlier = standing.blocks
             self._device, self._tier, self._budget_nbytes = self._open_device(
-                self._model, self._tier_text, self._budget_nbytes, stack
+                self._model, self._tier_text, self._budget_nbytes, standing.nbytes, stack
             )
             self._store = SavedTensors(
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
+            self._states = OptimizerStates(self._store, self._model)
             stack.callback(self._close)
+            stack.enter_context(self._states.watching(standing.optimizers))
             self._names = LayerNames(self._model)
             stack.enter_context(self._names.watching())
             self._root_hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
@@ -134,12 +138,18 @@ class LargeModel:
             self._highest_nbytes = self._device.highest_nbytes()
             self._step = None
             self._store.step = None
+            # after a failure its cause is already on its way to the user
+            with suppress(FerryError) if self._failed else nullcontext():
+                self._states.bring_all_back()
             self._store.retire(bring_back=not self._failed)
 
     # what the hooks call
 
     def _run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._step is None or self._store.busy:
+        if self._store.busy:
+            return func(*args, **kwargs)
+        if self._step is None:
+            self._states.bring_back_touched(args, kwargs)
             return func(*args, **kwargs)
         return self._step.run_op(func, args, kwargs)
 
@@ -173,7 +183,9 @@ class LargeModel:
         try:
             with self._store.at_work(), _disable_current_modes():
                 expected = forecast(module, args, kwargs, self._min_nbytes)
-                self._refuse_below_floor(with_overhead(expected, self._device.resident_nbytes()))
+                # the optimizer's state can wait elsewhere all that time
+                state_nbytes = sum(state.nbytes for state in self._states.find())
+                self._refuse_below_floor(with_overhead(expected, self._device.resident_nbytes() - state_nbytes))
                 # the step that is recorded swaps all of it
                 self._tier.check_room(sum(expected.storages[s].nbytes for s in expected.movable))
         except NotTraceable as reason:
@@ -198,9 +210,9 @@ class LargeModel:
             step: RecordingStep | PlannedStep
             reuses_freed = False
             if course.wants_record or course.schedule is None:
-                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names))
+                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states)
             else:
-                step = PlannedStep(self._store, course.schedule, self._limit_nbytes)
+                step = PlannedStep(self._store, self._states, course.schedule, self._limit_nbytes)
                 reuses_freed = course.schedule.reuses_freed
                 if not course.settled:
                     self._device.reset_peak()
@@ -208,6 +220,7 @@ class LargeModel:
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(step, persistent_blocks(self._model))
+            step.park_states()
 
     def _end_step(self) -> None:
         step, course = self._step, self._course
@@ -217,7 +230,7 @@ class LargeModel:
         self._num_steps += 1
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder)
-            course.end_record(step.recorder, self._device.type)
+            course.end_record(step)
         elif isinstance(step, PlannedStep):
             course.end_planned(step, self._device.peak_nbytes())
 
@@ -230,6 +243,7 @@ class LargeModel:
             self._included_nbytes = earlier_nbytes
 
     def _plan(self, course: Course) -> None:
+        self._states.bring_all_back()  # what is resident now is what the next step starts with
         self._device.trim()
         trace = course.refresh_trace(self._device.resident_nbytes())
         self._refuse_below_floor(trace)

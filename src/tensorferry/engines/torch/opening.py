@@ -9,7 +9,6 @@ import torch
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.engines.torch.device import CpuDevice, Device
 from tensorferry.engines.torch.resident import ResidentMeter
-from tensorferry.engines.torch.standing import model_nbytes
 from tensorferry.plan import TierSpeed
 from tensorferry.tiers import free_memory_nbytes, open_tier
 
@@ -39,27 +38,31 @@ class Opened(NamedTuple):
 
 
 class DeviceOpener(Protocol):
-    """Opens the device of a model; what it opens is closed with the stack. A budget of None is "auto"."""
+    """Opens the device of a model; what it opens is closed with the stack.
 
-    def __call__(self, model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened: ...
+    `held_nbytes` is what the model and its optimizer hold already. A budget of None is "auto".
+    """
+
+    def __call__(
+        self, model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack
+    ) -> Opened: ...
 
 
-def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
     """The device that the model's parameters are on."""
     where = next((p.device for p in model.parameters()), torch.device("cpu"))
     return (
-        _open_cpu(model, tier, budget_nbytes, stack)
+        _open_cpu(tier, budget_nbytes, held_nbytes, stack)
         if where.type == "cpu"
         else _open_accelerator(where, tier, budget_nbytes, stack)
     )
 
 
-def _open_cpu(model: torch.nn.Module, text: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
     tier = open_tier(text)
     stack.callback(tier.close)
     meter = ResidentMeter()
     stack.callback(meter.close)
-    held_nbytes = model_nbytes(model)
     if budget_nbytes is None:
         free_nbytes = min(free_memory_nbytes(), _left_under_cap_nbytes(meter))
         budget_nbytes = int((free_nbytes + held_nbytes) * _AUTO_SHARE)

@@ -18,6 +18,7 @@ import torch
 from tensorferry.engines.torch.device import Copy
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.recompute import Notebook
+from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work
 from tensorferry.trace import Trace
@@ -31,6 +32,7 @@ class Schedule:
     plan: Plan
     funcs: list[Any]
     saved_storages: list[int]  # by ordinal
+    states: list[tuple[StateStorage, int]]  # of the optimizer, each with its place in the trace
     reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
 
     @cached_property
@@ -43,10 +45,24 @@ class Schedule:
         return demand
 
     @cached_property
+    def _by_storage(self) -> dict[int, Decision]:
+        return {decision.storage: decision for decision in self.plan.decisions}
+
+    @cached_property
     def decisions(self) -> list[Decision | None]:
         """By ordinal; None for what cannot move."""
-        by_storage = {decision.storage: decision for decision in self.plan.decisions}
-        return [by_storage.get(storage) for storage in self.saved_storages]
+        return [self._by_storage.get(storage) for storage in self.saved_storages]
+
+    @cached_property
+    def state_storages(self) -> dict[StateStorage, int]:
+        """The place in the trace of each of the optimizer's storages."""
+        return dict(self.states)
+
+    @cached_property
+    def parked(self) -> list[tuple[StateStorage, int]]:
+        """The optimizer's state that waits elsewhere until it is used."""
+        swapped = {decision.storage for decision in self.plan.decisions if decision.action is Action.SWAP}
+        return [(state, storage) for state, storage in self.states if storage in swapped]
 
     @cached_property
     def nbytes(self) -> list[int]:
@@ -54,12 +70,12 @@ class Schedule:
         return [self.trace.storages[storage].nbytes for storage in self.saved_storages]
 
     @cached_property
-    def fetches(self) -> dict[int, list[int]]:
-        """Ordinals to fetch when an op starts."""
-        first: dict[int, int] = {}
+    def fetches(self) -> dict[int, list[int | StateStorage]]:
+        """What to fetch when an op starts: ordinals, and the optimizer's state."""
+        first: dict[int, int | StateStorage] = {storage: state for state, storage in self.states}
         for ordinal, storage in enumerate(self.saved_storages):
             first.setdefault(storage, ordinal)
-        due: dict[int, list[int]] = {}
+        due: dict[int, list[int | StateStorage]] = {}
         swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.fetch_at is not None]
         for decision in sorted(swaps, key=lambda d: self.trace.storages[d.storage].wanted_at or 0):
             due.setdefault(decision.fetch_at or 0, []).append(first[decision.storage])
@@ -84,8 +100,8 @@ class Diary:
     op_starts: list[float] = field(default_factory=list)
     op_ends: list[float] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)  # (start, seconds) before an op or a use
-    replays: list[tuple[float, float, int]] = field(default_factory=list)  # (start, seconds, ordinal)
-    copies: list[tuple[Lane, Copy, int]] = field(default_factory=list)
+    replays: list[tuple[float, float, int | None]] = field(default_factory=list)  # (start, seconds, storage)
+    copies: list[tuple[Lane, Copy, int | None]] = field(default_factory=list)  # with the storage, if it is in the plan
     resident: list[tuple[float, int]] = field(default_factory=list)
     num_late: int = 0
     num_shed: int = 0
@@ -95,16 +111,25 @@ class Diary:
 class PlannedStep:
     """Follows a schedule; `on_plan` tells whether it still could."""
 
-    def __init__(self, store: SavedTensors, schedule: Schedule, limit_nbytes: int) -> None:
+    def __init__(self, store: SavedTensors, states: OptimizerStates, schedule: Schedule, limit_nbytes: int) -> None:
         self.store = store
+        self.states = states
         self.schedule = schedule
         self.limit_nbytes = limit_nbytes
         self.on_plan = True
         self.diary = Diary()
         self._position = 0
         self._saved: list[weakref.ref[SavedStorage]] = []
-        self._due: deque[weakref.ref[SavedStorage]] = deque()
+        self._due: deque[weakref.ref[SavedStorage] | weakref.ref[StateStorage]] = deque()
         self._notebook = Notebook(store)
+
+    def park_states(self) -> None:
+        """Let go what the plan lets go of the optimizer's state."""
+        for state, storage in self.schedule.parked:
+            copy = self.states.park(state)
+            if copy is not None:
+                self.diary.copies.append((Lane.OUT, copy, storage))
+            self.diary.nbytes[Action.SWAP] += state.nbytes
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op when there is room for it."""
@@ -114,6 +139,7 @@ class PlannedStep:
         if planned:
             with self.store.lock:
                 self._prepare(position)
+        self._await_states(args, kwargs)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
         out = run_op(func, args, kwargs)
@@ -142,7 +168,7 @@ class PlannedStep:
             else:
                 action = Action.SWAP
         if action is Action.SWAP:
-            self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), ordinal))
+            self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), self._storage(saved)))
         self.diary.nbytes[action] += saved.nbytes
 
     def on_wanted(self, saved: SavedStorage) -> None:
@@ -154,14 +180,14 @@ class PlannedStep:
         self.store.materialize(saved)
         waited = self.store.stall_seconds - before_seconds
         if is_replay:
-            self.diary.replays.append((start, time.perf_counter() - start - waited, saved.ordinal))
+            self.diary.replays.append((start, time.perf_counter() - start - waited, self._storage(saved)))
         if waited > 0:
             self.diary.stalls.append((start, waited))
             self.diary.num_late += 1
 
     def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:  # noqa: ARG002
         if saved.copy_in is not None:
-            self.diary.copies.append((Lane.IN, saved.copy_in, saved.ordinal))
+            self.diary.copies.append((Lane.IN, saved.copy_in, self._storage(saved)))
 
     def _expects(self, position: int, func: Any) -> bool:
         funcs = self.schedule.funcs
@@ -172,10 +198,10 @@ class PlannedStep:
         return False
 
     def _prepare(self, position: int) -> None:
-        store, schedule = self.store, self.schedule
+        schedule = self.schedule
         demand_nbytes = schedule.demand_nbytes[position]
-        for ordinal in schedule.fetches.get(position, ()):
-            self._due.append(self._saved[ordinal])
+        for item in schedule.fetches.get(position, ()):
+            self._due.append(self._saved[item] if isinstance(item, int) else weakref.ref(item))
         held_nbytes = self._held_nbytes(demand_nbytes)
         self.diary.resident.append((time.perf_counter(), held_nbytes))
         while self._due:
@@ -184,11 +210,25 @@ class PlannedStep:
                 held_nbytes = self._held_nbytes(saved.nbytes + demand_nbytes)
                 if held_nbytes + saved.nbytes + demand_nbytes > self.limit_nbytes:
                     break
-                store.fetch(saved)
+                self._fetch(saved)
                 held_nbytes += saved.nbytes
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
+
+    def _fetch(self, item: SavedStorage | StateStorage) -> None:
+        if isinstance(item, SavedStorage):
+            self.store.fetch(item)  # put down in the diary when it is taken
+            return
+        copy = self.states.fetch(item)
+        if copy is not None:
+            self.diary.copies.append((Lane.IN, copy, self._storage(item)))
+
+    def _await_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        start, before_seconds = time.perf_counter(), self.store.stall_seconds
+        if self.states.bring_back_touched(args, kwargs) and self.store.stall_seconds > before_seconds:
+            self.diary.stalls.append((start, self.store.stall_seconds - before_seconds))
+            self.diary.num_late += 1
 
     def _held_nbytes(self, need_nbytes: int) -> int:
         """What is held; freed memory that was kept for reuse is given back when the plan's peak would be passed."""
@@ -213,7 +253,7 @@ class PlannedStep:
                 continue
             if saved.copy_in is None:
                 self.diary.num_shed += 1
-                self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), saved.ordinal))
+                self.diary.copies.append((Lane.OUT, self.store.swap_out(saved), self._storage(saved)))
                 if self.store.make_room(demand_nbytes, self.limit_nbytes):
                     return
 
@@ -250,13 +290,13 @@ class PlannedStep:
         ]
         spans += [Span(Lane.COMPUTE, Work.STALL, "waits for a copy", start - zero, lost) for start, lost in diary.stalls]
         spans += [
-            Span(Lane.COMPUTE, Work.RECOMPUTE, self._label(ordinal), start - zero, lost, self._storage(ordinal))
-            for start, lost, ordinal in diary.replays
+            Span(Lane.COMPUTE, Work.RECOMPUTE, self._label(storage), start - zero, lost, storage)
+            for start, lost, storage in diary.replays
         ]
-        for lane, copy, ordinal in diary.copies:
+        for lane, copy, storage in diary.copies:
             if copy.ended_at:
                 start, seconds = copy.started_at - zero, copy.ended_at - copy.started_at
-                spans.append(Span(lane, Work.COPY, copy.label, start, seconds, self._storage(ordinal), copy.nbytes))
+                spans.append(Span(lane, Work.COPY, copy.label, start, seconds, storage, copy.nbytes))
         spans.sort(key=lambda span: span.start)
         return Timeline(
             spans=tuple(spans),
@@ -267,9 +307,12 @@ class PlannedStep:
             budget_nbytes=self.schedule.plan.budget_nbytes,
         )
 
-    def _storage(self, ordinal: int) -> int | None:
-        return self.schedule.saved_storages[ordinal] if ordinal < len(self.schedule.saved_storages) else None
+    def _storage(self, saved: SavedStorage | StateStorage) -> int | None:
+        """Its place in the trace."""
+        if isinstance(saved, StateStorage):
+            return self.schedule.state_storages.get(saved)
+        storages = self.schedule.saved_storages
+        return storages[saved.ordinal] if saved.ordinal < len(storages) else None
 
-    def _label(self, ordinal: int) -> str:
-        storage = self._storage(ordinal)
+    def _label(self, storage: int | None) -> str:
         return self.schedule.trace.storages[storage].label if storage is not None else ""

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
+from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
@@ -81,6 +82,7 @@ class Recorder:
         self._row_of: dict[int, int] = {}  # block address -> row
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._names = names
+        self._state_rows: set[int] = set()
         for parameter in model.parameters():
             self._add(parameter.untyped_storage(), Kind.PARAMETER, [], "")
         for buffer in model.buffers():
@@ -134,6 +136,13 @@ class Recorder:
         )
         self.funcs.append(func)
 
+    def add_state(self, block: torch.UntypedStorage, label: str) -> int:
+        """A storage that only the optimizer uses, and that may be let go until then; returns its place in the trace."""
+        row = self._add(block, Kind.OPTIMIZER, [], label)
+        self.rows[row].label = label
+        self._state_rows.add(row)
+        return row
+
     def saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         """Autograd saved a storage; it may be let go from now on."""
         row = self._seen(tensor, self._phase())
@@ -164,7 +173,9 @@ class Recorder:
         """
         last = len(self.ops) - 1
         storages = []
-        for row in self.rows:
+        for i, row in enumerate(self.rows):
+            if i in self._state_rows and row.uses:
+                row = replace(row, saved_at=0, idle_after=0, wanted_at=row.uses[0])  # noqa: PLW2901
             stays = row.num_blocks > 0
             stays_on = stays and row.kind in (Kind.GRADIENT, Kind.OPTIMIZER)
             idle_after = row.idle_after
@@ -333,12 +344,29 @@ class LayerNames:
 class RecordingStep:
     """A step that swaps everything, one copy at a time, while it records; the first step of every kind is one."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder) -> None:
+    def __init__(self, store: SavedTensors, recorder: Recorder, states: OptimizerStates | None = None) -> None:
         self.store = store
         self.recorder = recorder
+        self.parked: list[tuple[StateStorage, int]] = []  # each with its place in the trace
+        self._states = states
+
+    def park_states(self) -> None:
+        """Let the optimizer's state go until it is used."""
+        if self._states is None:
+            return
+        for state in self._states.find():
+            block = state.block
+            assert block is not None, "the optimizer holds it"
+            self.parked.append((state, self.recorder.add_state(block, state.label)))
+            copy = self._states.park(state)
+            assert copy is not None, "it was at rest"
+            self.store.wait_for(copy, "reach")
+            self.store.held_nbytes()  # its storage is emptied here
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it."""
+        if self._states is not None:
+            self._states.bring_back_touched(args, kwargs)
         device = self.store.device
         device.trim()
         self.store.held_nbytes()  # slots of storages that died are given back here

@@ -2,36 +2,47 @@
 
 import gc
 import weakref
+from dataclasses import dataclass
 
 import torch
 
 Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 
 
-def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:
-    """Addresses of the storages of parameters and buffers; they never move."""
-    return frozenset(tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers()))
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What there was before a context was entered."""
+
+    nbytes: int  # of parameters, buffers, gradients and optimizer state
+    optimizers: list[torch.optim.Optimizer]  # those that train the model
+    blocks: Blocks  # of every tensor then alive
 
 
-def model_nbytes(model: torch.nn.Module) -> int:
-    """Bytes that training the model holds already: parameters, buffers, gradients, optimizer state."""
+def find_standing(model: torch.nn.Module) -> Standing:
+    """What training the model holds already, and which tensors there are.
+
+    The user has no reason to tell us of the optimizer or of a batch made before, so they are looked for.
+    """
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
     owned = {id(p) for p in model.parameters()}
-    # the user has no reason to tell us of the optimizer, so it is looked for
-    # (isinstance would wake lazy proxies up)
-    for optimizer in [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]:
-        for parameter, state in optimizer.state.items():
-            if id(parameter) in owned:
-                tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-
-
-def live_blocks() -> Blocks:
-    """The storages of every tensor alive now."""
+    optimizers: list[torch.optim.Optimizer] = []
     blocks: Blocks = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.layout is torch.strided and thing.device.type == "cpu":
-            block = thing.untyped_storage()
-            blocks[block._cdata] = weakref.ref(block)
-    return blocks
+        kind = type(thing)  # isinstance would wake lazy proxies up
+        if issubclass(kind, torch.Tensor):
+            if thing.layout is torch.strided and thing.device.type == "cpu":
+                block = thing.untyped_storage()
+                blocks[block._cdata] = weakref.ref(block)
+        elif issubclass(kind, torch.optim.Optimizer):
+            trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]
+            tensors += [value for state in trained for value in state.values() if isinstance(value, torch.Tensor)]
+            if trained:
+                optimizers.append(thing)
+    nbytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+    return Standing(nbytes, optimizers, blocks)
+
+
+def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:
+    """Addresses of the storages of parameters and buffers; they never move."""
+    return frozenset(tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers()))

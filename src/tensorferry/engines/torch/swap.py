@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -143,7 +143,7 @@ class SavedTensors:
         self.busy = False  # the engine's own ops are not the model's
         self._alive: weakref.WeakSet[SavedStorage] = weakref.WeakSet()
         self._by_address: dict[int, weakref.ref[SavedStorage]] = {}  # by address of the original block
-        self._leaving: deque[CopyOut] = deque()
+        self._leaving: deque[tuple[CopyOut, Callable[[], None] | None]] = deque()  # each with what is to do then
         self._arriving: list[CopyIn] = []
         self._void_reads: list[tuple[Any, CopyIn]] = []
         self._num_saved = 0
@@ -204,8 +204,16 @@ class SavedTensors:
         assert saved.block is not None
         copy = self.device.copy_out(saved.block, saved.label)
         saved.copy_out, saved.block = copy, None
-        self._leaving.append(copy)
+        self.leave(copy)
         return copy
+
+    def leave(self, copy: CopyOut, then: Callable[[], None] | None = None) -> None:
+        """Count on what a copy out frees; `then` is called when it has ended well, before the next op."""
+        self._leaving.append((copy, then))
+
+    def arrive(self, copy: CopyIn) -> None:
+        """Count what a copy in is going to hold."""
+        self._arriving.append(copy)
 
     def drop(self, saved: SavedStorage, replay: Replay) -> None:
         """Let the block go; it will be made again when wanted."""
@@ -216,7 +224,7 @@ class SavedTensors:
         if saved.block is not None or saved.copy_in is not None or self._settle(saved) or saved.slot is None:
             return None
         saved.copy_in = self.device.copy_in(saved.slot, saved.label)
-        self._arriving.append(saved.copy_in)
+        self.arrive(saved.copy_in)
         return saved.copy_in
 
     def materialize(self, saved: SavedStorage) -> torch.UntypedStorage:
@@ -253,9 +261,8 @@ class SavedTensors:
         while self.held_nbytes() + need_nbytes > limit_nbytes:
             if not self._leaving:
                 return False
-            copy = self._leaving.popleft()
-            self.wait_for(copy, "reach")
-            copy.slot()  # raises what went wrong
+            self.wait_for(self._leaving[0][0], "reach")
+            self._end_leaving()
         return True
 
     def held_nbytes(self) -> int:
@@ -265,7 +272,7 @@ class SavedTensors:
 
     def finish_copies(self) -> None:
         """Wait for every copy under way and give back the slots that nobody needs; errors are left to who needs the bytes."""
-        for copy in (*self._leaving, *self._arriving, *(read for _, read in self._void_reads)):
+        for copy in (*(copy for copy, _ in self._leaving), *self._arriving, *(read for _, read in self._void_reads)):
             self.wait_for(copy, "end at")
         self._leaving.clear()
         self._arriving.clear()
@@ -288,12 +295,18 @@ class SavedTensors:
     # inside
 
     def _sweep(self) -> None:
-        while self._leaving and self._leaving[0].done():
-            self._leaving.popleft().slot()
+        while self._leaving and self._leaving[0][0].done():
+            self._end_leaving()
         if self._arriving:
             self._arriving = [copy for copy in self._arriving if not copy.done()]
         if self.departed or self._void_reads:
             self._give_back_slots()
+
+    def _end_leaving(self) -> None:
+        copy, then = self._leaving.popleft()
+        copy.slot()  # raises what went wrong
+        if then is not None:
+            then()
 
     def _give_back_slots(self) -> None:
         while self.departed:
