@@ -54,6 +54,11 @@ def test_any_block_at_any_address_comes_back(tier: FileTier, start: int, nbytes:
     block = memory[start:].data
     slot = tier.write(block)
     assert slot.nbytes == nbytes
+    for phase in (0, 64, start):
+        there = np.zeros(phase + nbytes, dtype=np.uint8)
+        tier.read_into(slot, there[phase:].data)
+        assert there[phase:].data == block
+        assert not there[:phase].any()
     back = tier.read(slot)
     assert back.view == block
     assert back.nbytes == nbytes

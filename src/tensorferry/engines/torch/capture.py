@@ -13,13 +13,11 @@ from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_rando
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
-from tensorferry.engines.torch.swap import SavedTensors
+from tensorferry.engines.torch.swap import MIN_NBYTES, SavedTensors
 from tensorferry.errors import NotTraceable
 from tensorferry.plan import Machine
 from tensorferry.tiers import this_machine
 from tensorferry.trace import Trace
-
-MIN_NBYTES = 2**20
 
 
 def capture(

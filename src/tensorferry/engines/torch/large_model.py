@@ -22,7 +22,7 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates
-from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
+from tensorferry.engines.torch.swap import MIN_NBYTES, Handle, HeldTensor, SavedTensors
 from tensorferry.errors import FerryError, GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
 from tensorferry.plan.floor import too_small
@@ -30,7 +30,6 @@ from tensorferry.report import Counters, Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
-MIN_NBYTES = 2**20
 _MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
 _MARGIN_MIN_NBYTES = 6 * 2**20  # building a model touches a few MiB that are not its tensors
 _MAX_COURSES = 32  # kinds of step remembered
@@ -208,15 +207,13 @@ class LargeModel:
             if course.wants_plan:
                 self._plan(course)
             step: RecordingStep | PlannedStep
-            reuses_freed = False
             if course.wants_record or course.schedule is None:
                 step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states)
             else:
                 step = PlannedStep(self._store, self._states, course.schedule, self._limit_nbytes)
-                reuses_freed = course.schedule.reuses_freed
                 if not course.settled:
                     self._device.reset_peak()
-            self._device.return_freed(at_once=not reuses_freed)
+            self._device.return_freed(at_once=True)
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(step, persistent_blocks(self._model))
@@ -258,8 +255,7 @@ class LargeModel:
     def _refuse_below_floor(self, trace: Trace) -> None:
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            smallest_nbytes = floor.nbytes + max(_MARGIN_MIN_NBYTES, int(floor.nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=smallest_nbytes))
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_with_margin(floor.nbytes)))
 
     # what a user asks
 
@@ -271,7 +267,7 @@ class LargeModel:
 
     @property
     def _limit_nbytes(self) -> int:
-        return self.budget_nbytes - max(_MARGIN_MIN_NBYTES, int(self.budget_nbytes * _MARGIN_SHARE))
+        return _without_margin(self.budget_nbytes)
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
@@ -295,6 +291,16 @@ class LargeModel:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _without_margin(budget_nbytes: int) -> int:
+    """What a plan for a budget may count on."""
+    return budget_nbytes - max(_MARGIN_MIN_NBYTES, int(budget_nbytes * _MARGIN_SHARE))
+
+
+def _with_margin(limit_nbytes: int) -> int:
+    """The smallest budget from which a plan may count on that much."""
+    return limit_nbytes + max(_MARGIN_MIN_NBYTES, int(limit_nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tensorferry.engines.torch.record import mutated
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.errors import SavedTensorModified
 
@@ -82,6 +83,8 @@ class Notebook:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """An op that may have to run again has run."""
+        if any(self._is_held(tensor) for tensor in mutated(func, args, kwargs)):
+            return  # running it again would change a tensor that others read as it is now
         args = _without_running_statistics(func, args)
         referred = tree_map(self._refer, (args, kwargs))
         call = _Call(func, referred[0], referred[1], [])
@@ -121,7 +124,7 @@ class Notebook:
             return value
         block = value.untyped_storage()
         geometry = (value.dtype, value.size(), value.stride(), int(value.storage_offset()))
-        if block._cdata in self._store.persistent or block.nbytes() < self._store.min_nbytes:
+        if self._is_held(value):
             held = value.detach()
             return _FromTensor(held, held._version)
         saved = self._store.find(block, value._version)
@@ -129,6 +132,11 @@ class Notebook:
         if saved is None and made is not None and not made.original.expired() and made.version == value._version:
             return _FromMade(made, value._version, geometry)
         return _Expected(StorageWeakRef(block), value._version, geometry, weakref.ref(saved) if saved is not None else None)
+
+    def _is_held(self, tensor: torch.Tensor) -> bool:
+        """Whether replays refer to the tensor itself, since it stays where it is."""
+        block = tensor.untyped_storage()
+        return block._cdata in self._store.persistent or block.nbytes() < self._store.min_nbytes
 
     def _resolve(self, made: _Made, reference: Any) -> Any:
         """The saved storage that a reference stands for, where there is one; what `made` itself is made of stays as it is."""
