@@ -86,7 +86,7 @@ class Course:
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
         freed_nbytes = recorder.freed_nbytes if may_reuse else None
-        self.schedule = Schedule(self.trace, plan, recorder.funcs, recorder.saved_rows, step.parked, freed_nbytes)
+        self.schedule = Schedule(self.trace, plan, recorder.funcs, recorder.saved_rows, step.states, freed_nbytes)
         self.predicted = simulate(self.trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False

@@ -227,6 +227,7 @@ class LargeModel:
         self._num_steps += 1
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder)
+            step.end()
             course.end_record(step)
         elif isinstance(step, PlannedStep):
             course.end_planned(step, self._device.peak_nbytes())

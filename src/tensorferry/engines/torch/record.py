@@ -347,7 +347,7 @@ class RecordingStep:
     def __init__(self, store: SavedTensors, recorder: Recorder, states: OptimizerStates | None = None) -> None:
         self.store = store
         self.recorder = recorder
-        self.parked: list[tuple[StateStorage, int]] = []  # each with its place in the trace
+        self.states: list[tuple[StateStorage, int]] = []  # of the optimizer, each with its place in the trace
         self._states = states
 
     def park_states(self) -> None:
@@ -355,13 +355,15 @@ class RecordingStep:
         if self._states is None:
             return
         for state in self._states.find():
-            block = state.block
-            assert block is not None, "the optimizer holds it"
-            self.parked.append((state, self.recorder.add_state(block, state.label)))
             copy = self._states.park(state)
             assert copy is not None, "it was at rest"
             self.store.wait_for(copy, "reach")
             self.store.held_nbytes()  # its storage is emptied here
+
+    def end(self) -> None:
+        """Put down what has become known of the optimizer's state; the first step made it."""
+        blocks = [(state, state.block) for state in self._states.find()] if self._states is not None else []
+        self.states = [(state, self.recorder.add_state(block, state.label)) for state, block in blocks if block is not None]
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it."""
