@@ -103,3 +103,20 @@ def test_the_last_step_compared_is_a_planned_one() -> None:
     assert report.num_plans > 0
     assert report.plan is not None
     assert report.measured is not None
+
+
+def test_a_compiled_model_runs_uncompiled_and_the_report_says_so() -> None:
+    case = CASES[0]
+    adversary = Adversary(seed=0)
+    opened = []
+
+    def around(model: torch.nn.Module) -> LargeModel:
+        model.compile(backend="eager")  # the default one takes seconds to load
+        opened.append(_large(adversary, budget_for(case.name), recompute=True)(model))
+        return opened[0]
+
+    outcome = train(case, around=around)
+    assert adversary.num_copies_in > 0
+    assert outcome.losses == plain(case.name).losses
+    assert outcome.tensors == plain(case.name).tensors
+    assert any("uncompiled" in note for note in opened[0].report().notes)

@@ -6,6 +6,7 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -122,10 +123,20 @@ class LargeModel:
             self._root_hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
+            self._run_uncompiled(stack)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
         return self
+
+    def _run_uncompiled(self, stack: ExitStack) -> None:
+        """A compiled function is one opaque op whose tensors cannot be told apart, so inside it runs op by op."""
+        if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading the compiler is dear
+            return
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        wrapper = torch._dynamo.eval_frame.OptimizedModule
+        if any(isinstance(m, wrapper) or m._compiled_call_impl is not None for m in self._model.modules()):
+            self._note("compiled modules run uncompiled here; compare results with the uncompiled model")
 
     def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
         self._failed = exc_type is not None
