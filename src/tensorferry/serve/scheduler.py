@@ -1,0 +1,148 @@
+"""Instances of one model: threads that take batches from one queue and run them."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tensorferry.serve.batching import merge, split
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.limiter import Limiter
+from tensorferry.serve.queueing import BatchPolicy, Job, JobQueue
+from tensorferry.serve.runtimes.runtime import Runner
+from tensorferry.serve.spec import ModelSpec
+from tensorferry.serve.stats import BatchTimes, Stats
+from tensorferry.serve.tensors import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One runner, and what it must hold while it runs."""
+
+    runner: Runner
+    needs: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+
+
+class Closed(Exception):
+    """The scheduler takes no more jobs: its model was swapped or unloaded."""
+
+
+class Scheduler:
+    """A queue and the threads of its instances. `submit` may be called from any thread."""
+
+    def __init__(
+        self, spec: ModelSpec, policy: BatchPolicy, instances: list[Instance], stats: Stats, limiter: Limiter, name: str
+    ) -> None:
+        self.spec = spec
+        self.stats = stats
+        self.limiter = limiter
+        self.queue = JobQueue(policy)
+        self.changed = threading.Condition(threading.Lock())
+        self.num_running = 0
+        self.is_closed = False
+        self.threads = [
+            threading.Thread(target=self._serve, args=(instance,), name=f"{name}#{index}", daemon=True)
+            for index, instance in enumerate(instances)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for an instance."""
+        return len(self.queue)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; raises Unavailable where the queue is full, and Closed after `close`."""
+        with self.changed:
+            if self.is_closed:
+                raise Closed
+            self.queue.push(job, time.monotonic())
+            self.changed.notify()
+
+    def close(self) -> None:
+        """Take no more jobs, finish those that wait, and end the threads and their runners."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+
+    def _serve(self, instance: Instance) -> None:
+        while (batch := self._take()) is not None:
+            try:
+                with self.limiter.lease(instance.needs, instance.priority):
+                    self._run(instance.runner, batch)
+            finally:
+                with self.changed:
+                    self.num_running -= len(batch)
+            # what a batch held must not live until the next one comes
+            del batch
+        instance.runner.close()
+
+    def _take(self) -> list[Job] | None:
+        while True:
+            with self.changed:
+                taken = self.queue.take(time.monotonic())
+                if taken.batch:
+                    self.num_running += len(taken.batch)
+                    if len(self.queue):
+                        self.changed.notify()
+                elif not taken.late:
+                    if self.is_closed and not len(self.queue):
+                        return None
+                    # a closing scheduler no longer waits for company
+                    self.changed.wait(0.001 if self.is_closed else taken.wait_seconds)
+                    continue
+            for job in taken.late:
+                _finish(job, Unavailable("the request waited in the queue for longer than its time-out"))
+            if taken.batch:
+                return taken.batch
+
+    def _run(self, runner: Runner, batch: list[Job]) -> None:
+        started = time.perf_counter_ns()
+        waited = sum(time.monotonic() - job.queued_at for job in batch)
+        requests = [job.inputs for job in batch]
+        num_rows = [job.num_rows for job in batch]
+        try:
+            merged = merge(self.spec, requests)
+            merged_at = time.perf_counter_ns()
+            outputs = runner.run(merged, self.spec.output_names)
+            inferred_at = time.perf_counter_ns()
+            self._check(outputs, sum(num_rows))
+            parts = split(self.spec, outputs, requests, num_rows)
+        except Exception as error:
+            self._fail(runner, batch, error)
+            return
+        times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
+        self.stats.record_batch(sum(num_rows), len(batch), round(waited * 1e9), times)
+        for job, part in zip(batch, parts, strict=True):
+            _finish(job, part)
+
+    def _check(self, outputs: list[Array], num_rows: int) -> None:
+        if not self.spec.is_batched:
+            return
+        for output, spec in zip(outputs, self.spec.outputs, strict=True):
+            if output.ndim == 0 or output.shape[0] != num_rows:
+                raise ModelFault(
+                    f"output '{spec.name}' of model '{self.spec.name}' has the shape {list(output.shape)} for {num_rows} rows; "
+                    "the model is no batch model, so its max_batch_size must be 0"
+                )
+
+    def _fail(self, runner: Runner, batch: list[Job], error: Exception) -> None:
+        if len(batch) > 1 and not isinstance(error, ModelFault):
+            # one request that the model cannot run must not fail its neighbours
+            for job in batch:
+                self._run(runner, [job])
+            return
+        fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
+        for job in batch:
+            _finish(job, fault)
+
+
+def _finish(job: Job, outcome: list[Array] | RequestFault) -> None:
+    if isinstance(outcome, InvalidRequest | ModelFault) and outcome.__traceback__ is not None:
+        # the frames of the traceback would keep the whole batch alive for as long as someone holds the error
+        outcome = outcome.with_traceback(None)
+    job.done(outcome)
