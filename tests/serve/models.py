@@ -6,6 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from tensorferry.serve.tensors import DTYPES
+
 ONNX_TYPES = {
     "BOOL": TensorProto.BOOL,
     "UINT8": TensorProto.UINT8,
@@ -99,3 +101,15 @@ def write_config(repository: Path, name: str, text: str) -> None:
     """Write a model's config.pbtxt."""
     (repository / name).mkdir(parents=True, exist_ok=True)
     (repository / name / "config.pbtxt").write_text(text)
+
+
+def sample(datatype: str) -> np.ndarray:
+    """One row of four values that show what a datatype can hold."""
+    match datatype:
+        case "BYTES":
+            return np.array([[b"", b"ferry", "äöü".encode(), b"a" * 300]], dtype=np.object_)
+        case "BOOL":
+            return np.array([[True, False, True, True]])
+        case _:
+            low = 0 if datatype.startswith("UINT") else -3
+            return np.array([[low, 1, 2, 100]]).astype(DTYPES[datatype])

@@ -13,6 +13,8 @@ from tritonclient.grpc import model_config_pb2
 from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.cache import ResponseCache
 from tensorferry.serve.config import complete_config
+from tensorferry.serve.cork import Cork
+from tensorferry.serve.faults import RequestFault
 from tensorferry.serve.limiter import Limiter, read_needs
 from tensorferry.serve.model import RuntimeModel
 from tensorferry.serve.probe import has_independent_rows
@@ -37,6 +39,7 @@ class Workshop:
     default_max_batch_size: int = 8
     default_max_queue: int = 0
     limiter: Limiter = field(default_factory=Limiter)
+    cork: Cork = field(default_factory=Cork)
     cache: ResponseCache | None = None
 
 
@@ -62,7 +65,8 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         runtime.close()
         raise
     policy = read_policy(complete, workshop.default_max_queue)
-    scheduler = Scheduler(spec, policy, instances, Stats(), workshop.limiter, f"{config.name}/{version}")
+    name = f"{config.name}/{version}"
+    scheduler = Scheduler(spec, policy, instances, Stats(), limiter=workshop.limiter, cork=workshop.cork, name=name)
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
 
 
@@ -129,18 +133,18 @@ def _prove_batching(complete: Any, config: Any, backend: str, runtime: Runtime, 
 
 def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None:
     for sample in config.model_warmup:
-        inputs = {}
-        for name, value in sample.inputs.items():
-            if name not in spec.by_name:
-                raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' names the unknown input '{name}'")
-            row = _warm_input(value, folder, name)
-            inputs[name] = np.stack([row] * max(1, sample.batch_size)) if spec.is_batched else row
+        unknown = [name for name in sample.inputs if name not in spec.by_name]
+        if unknown:
+            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' names the unknown input '{unknown[0]}'")
         try:
+            rows = {name: _warm_input(value, folder, name) for name, value in sample.inputs.items()}
+            num_rows = max(1, sample.batch_size)
+            inputs = {name: np.stack([row] * num_rows) for name, row in rows.items()} if spec.is_batched else rows
             checked, _ = spec.check_inputs(inputs)
             for _ in range(max(1, sample.count)):
                 runner.run(checked, spec.output_names)
-        except FerryError as error:
-            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' failed: {error}") from None
+        except RequestFault as fault:
+            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' failed: {fault}") from None
 
 
 def _warm_input(value: Any, folder: Path, name: str) -> Array:

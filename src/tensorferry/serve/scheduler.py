@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tensorferry.serve.batching import merge, split
+from tensorferry.serve.cork import Cork
 from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.queueing import BatchPolicy, Job, JobQueue
@@ -32,11 +33,20 @@ class Scheduler:
     """A queue and the threads of its instances. `submit` may be called from any thread."""
 
     def __init__(
-        self, spec: ModelSpec, policy: BatchPolicy, instances: list[Instance], stats: Stats, limiter: Limiter, name: str
+        self,
+        spec: ModelSpec,
+        policy: BatchPolicy,
+        instances: list[Instance],
+        stats: Stats,
+        *,
+        limiter: Limiter,
+        cork: Cork,
+        name: str,
     ) -> None:
         self.spec = spec
         self.stats = stats
         self.limiter = limiter
+        self.cork = cork
         self.queue = JobQueue(policy)
         self.changed = threading.Condition(threading.Lock())
         self.num_running = 0
@@ -59,6 +69,11 @@ class Scheduler:
             if self.is_closed:
                 raise Closed
             self.queue.push(job, time.monotonic())
+        self.cork.call(self.wake)
+
+    def wake(self) -> None:
+        """Let an idle instance look at the queue."""
+        with self.changed:
             self.changed.notify()
 
     def close(self) -> None:

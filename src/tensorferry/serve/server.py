@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import ssl
@@ -30,13 +31,15 @@ from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.settings import Settings
 
 _LOG = logging.getLogger(LOGGER)
-_SWITCH_SECONDS = 0.0005  # how long a thread may keep the interpreter: a finished batch should not wait for 5 ms
+_GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
+_SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter: a finished batch should not wait for 5 ms
 
 
 def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT, then drain; the exit code."""
     handler = start_log(options.log_json)
     sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.set_threshold(_GC_THRESHOLD)
     try:
         uvloop.run(_serve_until_told(options))
     finally:
@@ -60,6 +63,7 @@ class Server:
             limiter=Limiter(options.rate_limits),
             cache=ResponseCache(options.cache_nbytes) if options.cache_nbytes else None,
         )
+        workshop.cork.attach(asyncio.get_running_loop())
         self.repository = Repository(options.repository, workshop, options.num_load_threads)
         self.plane = DataPlane(
             self.repository,
@@ -152,6 +156,8 @@ class Server:
         options = self.options
         names = list(options.load_models or ()) if options.control_mode == "explicit" else None
         await asyncio.to_thread(self.repository.load_all, names)
+        gc.collect()
+        gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
         _LOG.info("ready: %d model versions are served", len(self.repository.models()))
         while options.control_mode == "poll":
             await asyncio.sleep(options.poll_seconds)

@@ -36,9 +36,13 @@ class TensorSpec:
         return array.reshape(head + fill_sizes(self.reshape, self.shape[len(head) :], sizes))
 
     def _check_sizes(self, shape: tuple[int, ...]) -> None:
-        fits = len(shape) == len(self.shape) and all(wanted in (size, -1) for size, wanted in zip(shape, self.shape, strict=True))
-        if not fits:
-            raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(shape)}")
+        if len(shape) == len(self.shape):
+            for size, wanted in zip(shape, self.shape, strict=True):
+                if wanted not in (-1, size):
+                    break
+            else:
+                return
+        raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(shape)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,12 @@ class ModelSpec:
     max_batch_size: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    by_name: dict[str, TensorSpec] = field(default_factory=dict)
-    output_names: tuple[str, ...] = ()
+    by_name: dict[str, TensorSpec] = field(init=False)
+    output_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "output_names", tuple(spec.name for spec in self.outputs))
 
     @property
     def is_batched(self) -> bool:
@@ -118,14 +126,7 @@ def make_spec(config: Any, folder: Path) -> ModelSpec:
         )
         for tensor in config.output
     )
-    return ModelSpec(
-        name=config.name,
-        max_batch_size=config.max_batch_size,
-        inputs=inputs,
-        outputs=outputs,
-        by_name={spec.name: spec for spec in inputs},
-        output_names=tuple(spec.name for spec in outputs),
-    )
+    return ModelSpec(config.name, config.max_batch_size, inputs, outputs)
 
 
 def datatype_name(number: int) -> str:

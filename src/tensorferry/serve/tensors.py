@@ -47,10 +47,11 @@ def check_datatype(datatype: object, name: str) -> str:
 
 def check_shape(shape: object, name: str) -> tuple[int, ...]:
     """`shape` as a tuple of whole numbers that are not negative."""
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MAX_RANK:
+    if not isinstance(shape, list) or len(shape) > _MAX_RANK:
         raise InvalidRequest(f"tensor '{name}' needs a shape of at most {_MAX_RANK} whole numbers")
-    if any(type(size) is not int or size < 0 for size in shape):
-        raise InvalidRequest(f"tensor '{name}' has a shape with something else than whole numbers from zero up")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise InvalidRequest(f"tensor '{name}' has a shape with something else than whole numbers from zero up")
     return tuple(shape)
 
 

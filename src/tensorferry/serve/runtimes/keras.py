@@ -25,9 +25,9 @@ _DATATYPES = {
 def load(options: LoadOptions) -> "KerasRuntime":
     """The model of a `.keras` file."""
     if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+        from tensorferry.serve.runtimes.tensorflow import limit_threads
 
-        tf.config.threading.set_intra_op_parallelism_threads(options.num_threads)
+        limit_threads(options.num_threads)
     return KerasRuntime(options)
 
 

@@ -1,5 +1,6 @@
 """TensorFlow SavedModels, through their serving signature."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,14 @@ from tensorferry.serve.tensors import DATATYPES, Array
 
 def load(options: LoadOptions) -> "TensorflowRuntime":
     """The signature `serving_default` of a SavedModel, or the one that the parameter `signature` names."""
-    tf.config.threading.set_intra_op_parallelism_threads(options.num_threads)
+    limit_threads(options.num_threads)
     return TensorflowRuntime(options)
+
+
+def limit_threads(num_threads: int) -> None:
+    """Let TensorFlow use so many threads; the first model of a process decides."""
+    with contextlib.suppress(RuntimeError):
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
 
 
 class TensorflowRuntime:
