@@ -125,7 +125,11 @@ class Connection(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server does not change protocols")
+            # the request is answered as if it had not asked for another protocol, but the parser cannot go on
+            if self.exchange is None:
+                self.transport.close()
+            else:
+                self.exchange.closes = True
         except httptools.HttpParserError as error:
             if not self.is_refused:  # a limit that was passed has been answered already
                 self._refuse(400, f"cannot read the request: {error}")
