@@ -109,7 +109,7 @@ def _add(family: HistogramMetricFamily, model: Model, histogram: Histogram) -> N
         counts, total = list(histogram.counts), histogram.total
     buckets = []
     seen = 0
-    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), counts, strict=True):
+    for bound, count in zip((*(str(float(bound)) for bound in histogram.bounds), "+Inf"), counts, strict=True):
         seen += count
         buckets.append((bound, seen))
     family.add_metric(_labels(model), buckets, total)
