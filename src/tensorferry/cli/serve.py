@@ -59,7 +59,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--load-model", action="append", metavar="NAME", help="load at the start, in explicit mode; repeatable")
     group.add_argument(
-        "--repository-poll-secs", type=_seconds, default=ServeOptions.poll_seconds, metavar="S", help="default %(default)g"
+        "--repository-poll-secs", type=seconds, default=ServeOptions.poll_seconds, metavar="S", help="default %(default)g"
     )
     group.add_argument("--trust", action="store_true", help="load files that may carry code: TorchScript, Keras Lambda layers")
     group.add_argument(
@@ -69,7 +69,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for models without a configuration (default %(default)s)",
     )
-    group.add_argument("--model-load-thread-count", type=_positive, default=ServeOptions.num_load_threads, metavar="N")
+    group.add_argument("--model-load-thread-count", type=positive, default=ServeOptions.num_load_threads, metavar="N")
     group.add_argument("--cache-size", metavar="BYTES", help='room for the response cache, such as "256MiB" (default: none)')
     group.add_argument(
         "--rate-limit-resource",
@@ -85,18 +85,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--max-body", default="64MiB", metavar="BYTES", help="the largest request (default %(default)s)")
     group.add_argument(
-        "--max-connections", type=_positive, default=ServeOptions.max_connections, metavar="N", help="HTTP; %(default)s"
+        "--max-connections", type=positive, default=ServeOptions.max_connections, metavar="N", help="HTTP; %(default)s"
     )
     group.add_argument(
         "--max-requests", type=_count, default=0, metavar="N", help="inferences under way at once (default: no limit)"
     )
     group.add_argument("--max-queue", type=_count, default=0, metavar="N", help="that wait for one model (default: no limit)")
     group.add_argument(
-        "--read-timeout", type=_seconds, default=ServeOptions.read_seconds, metavar="S", help="for a whole request; %(default)g"
+        "--read-timeout", type=seconds, default=ServeOptions.read_seconds, metavar="S", help="for a whole request; %(default)g"
     )
     group.add_argument(
         "--exit-timeout-secs",
-        type=_seconds,
+        type=seconds,
         default=ServeOptions.drain_seconds,
         metavar="S",
         help="to drain; default %(default)g",
@@ -142,7 +142,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number above zero."""
     if _count(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
     return int(text)
@@ -154,18 +155,19 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """Seconds above zero."""
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
+        number = -1.0
+    if not 0 < number < 1e6:
         raise argparse.ArgumentTypeError(f"expected seconds above zero, received {text!r}")
-    return seconds
+    return number
 
 
 def _resource(text: str) -> tuple[str, int]:
     name, _, count = text.rpartition(":")
     if not name:
         raise argparse.ArgumentTypeError(f"expected NAME:COUNT, received {text!r}")
-    return name, _positive(count)
+    return name, positive(count)

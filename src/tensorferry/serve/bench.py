@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from tensorferry.errors import BadOption
-from tensorferry.serve.tensors import DTYPES, Array, encode_bytes
+from tensorferry.serve.tensors import DTYPES, Array, encode_bytes, encode_json
 
 _WARM_SECONDS = 0.3
 
@@ -34,6 +34,7 @@ class Target:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # for sizes that the model leaves open
     api_key: str = ""
     seconds: float = 5.0
+    as_json: bool = False  # REST only: tensors inside the JSON instead of behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,17 @@ def _make_input(datatype: str, shape: list[int], random: np.random.Generator) ->
     return random.integers(0, 2, shape).astype(DTYPES[datatype])
 
 
-def make_http_body(inputs: Mapping[str, Array], datatypes: Mapping[str, str]) -> tuple[bytes, int]:
-    """A binary inference request, and the length of its JSON."""
+def make_json_body(inputs: Mapping[str, Array], datatypes: Mapping[str, str]) -> bytes:
+    """An inference request with its tensors in the JSON."""
+    tensors = [
+        {"name": name, "datatype": datatypes[name], "shape": array.shape, "data": encode_json(array, name)}
+        for name, array in inputs.items()
+    ]
+    return orjson.dumps({"inputs": tensors}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def make_binary_body(inputs: Mapping[str, Array], datatypes: Mapping[str, str]) -> tuple[bytes, int]:
+    """An inference request with its tensors behind the JSON, and the length of the JSON."""
     data = {name: encode_bytes(array) for name, array in inputs.items()}
     tensors = [
         {
@@ -201,11 +211,15 @@ async def _make_http_request(target: Target) -> bytes:
     except BadOption:
         config = {}  # not every server has this extension
     inputs = make_inputs(metadata, int(config.get("max_batch_size", 0)), target)
-    body, header_length = make_http_body(inputs, {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]})
-    head = (
-        f"POST {path}/infer HTTP/1.1\r\nhost: {urlsplit(target.url).netloc}\r\ncontent-type: application/octet-stream\r\n"
-        f"inference-header-content-length: {header_length}\r\ncontent-length: {len(body)}\r\n{_key(target)}\r\n"
-    )
+    datatypes = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+    if target.as_json:
+        body = make_json_body(inputs, datatypes)
+        form = "content-type: application/json\r\n"
+    else:
+        body, header_length = make_binary_body(inputs, datatypes)
+        form = f"content-type: application/octet-stream\r\ninference-header-content-length: {header_length}\r\n"
+    host = urlsplit(target.url).netloc
+    head = f"POST {path}/infer HTTP/1.1\r\nhost: {host}\r\n{form}content-length: {len(body)}\r\n{_key(target)}\r\n"
     return head.encode() + body
 
 

@@ -35,3 +35,18 @@ class ServeOptions:
     api_keys: Path | None = None
     log_json: bool = False
     log_verbose: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """One measurement of one server."""
+
+    url: str
+    model: str
+    version: str = ""
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    seconds: float = 5.0
+    num_rows: int = 1
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    api_key: str = ""
+    as_json: bool = False
