@@ -197,6 +197,7 @@ class Journey:
         if self.is_over:
             return
         self.is_over = True
+        self.ticket = None
         self.plane.num_under_way -= 1
         if isinstance(outcome, RequestFault):
             self.answer(outcome)
@@ -219,13 +220,14 @@ class Journey:
         self.plane.num_under_way -= 1
         if self.ticket is not None:
             self.ticket.cancel()
+            self.ticket = None
 
     def _respond(self, outputs: Outputs) -> InferResponse:
         model = self.model
         if self.wanted:
             tensors = [self._make(want, outputs[want.name]) for want in self.wanted]
         else:
-            tensors = [OutputTensor(name, DATATYPES[array.dtype], array) for name, array in outputs.items()]
+            tensors = [OutputTensor(spec.name, spec.datatype, outputs[spec.name]) for spec in model.spec.outputs]
         return InferResponse(model.name, str(model.version), self.request.id, tensors)
 
     def _make(self, want: WantedOutput, array: Array) -> OutputTensor:

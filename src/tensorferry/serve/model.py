@@ -76,7 +76,8 @@ class RequestTicket:
 
     def finish(self, outcome: list[Array] | RequestFault) -> None:
         """Called by the scheduler, once."""
-        if self.job is not None and self.job.cancelled:
+        job, self.job = self.job, None  # the job leads back here, and a circle would keep its arrays
+        if job is not None and job.cancelled:
             return
         model = self.model
         if isinstance(outcome, RequestFault):

@@ -75,7 +75,8 @@ class Settings:
 
     def is_traced(self, model: str) -> bool:
         """Whether requests of a model have their times logged."""
-        return self.read_trace(model)["trace_level"] != ["OFF"]
+        own = self.trace_of.get(model) or self.trace
+        return own.get("trace_level", self.trace["trace_level"]) != ["OFF"]
 
     def check_model(self, model: str, known: bool) -> None:
         """Refuse the settings of a model that is not there."""

@@ -78,6 +78,7 @@ class Exchange:
         if self.is_over:
             return
         self.is_over = True
+        self.ticket = None  # it leads back here, and a circle would keep the request's arrays until the collector runs
         self.connection.send(self, status, headers, body)
 
     def abandon(self) -> None:
@@ -86,6 +87,7 @@ class Exchange:
             self.is_over = True
             if self.ticket is not None:
                 self.ticket.cancel()
+                self.ticket = None
 
 
 class Connection(asyncio.Protocol):
@@ -164,21 +166,18 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         self._count_header(len(name) + len(value))
-        if len(self.request.headers) >= _MAX_NUM_HEADERS:
-            self._refuse(431, f"more than {_MAX_NUM_HEADERS} headers")
-            return
-        name = name.lower()
-        self.request.headers[name] = value
-        if name == b"content-length" and len(value) < 20 and value.isdigit() and int(value) > self.limits.max_body_nbytes:
-            self._refuse(
-                413, f"the body would be {int(value)} bytes, the most this server takes is {self.limits.max_body_nbytes}"
-            )
-        elif name == b"expect" and value.lower() == b"100-continue" and not self.is_refused:
-            self.expects_continue = True
+        self.request.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """Everything but the body is here."""
-        if self.expects_continue and not self.is_refused and self.exchange is None:
+        headers = self.request.headers
+        length = headers.get(b"content-length", b"0")
+        limit = self.limits.max_body_nbytes
+        if len(headers) > _MAX_NUM_HEADERS:
+            self._refuse(431, f"more than {_MAX_NUM_HEADERS} headers")
+        elif length.isdigit() and (len(length) > 18 or int(length) > limit):
+            self._refuse(413, f"the body would be {length.decode()} bytes, the most this server takes is {limit}")
+        elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self.exchange is None:
             self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
@@ -266,7 +265,6 @@ class Connection(asyncio.Protocol):
         self.body: list[bytes] = []
         self.num_body_nbytes = 0
         self.num_header_nbytes = 0
-        self.expects_continue = False
         self.is_reading = False
 
     def _next(self) -> None:
