@@ -161,12 +161,8 @@ def _read_outputs(found: dict[str, Any], by_default: bool) -> tuple[tuple[Wanted
 def _write_output(output: OutputTensor, forms: OutputForms, tail: list[bytes]) -> dict[str, Any]:
     written: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.array.shape}
     if output.target is not None:
-        written["parameters"] = {
-            "shared_memory_region": output.target.region,
-            "shared_memory_offset": output.target.offset,
-            "shared_memory_byte_size": output.nbytes,
-        }
-    elif forms.is_binary(output.name):
+        return written  # clients take parameters here for those of bytes that follow
+    if forms.is_binary(output.name):
         data = encode_bytes(output.array)
         tail.append(data)
         written["parameters"] = {"binary_data_size": len(data)}
