@@ -21,7 +21,7 @@ Done = Callable[[Outputs | RequestFault], None]
 _SERIALS = itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Urgency:
     """How a request wants to be queued."""
 

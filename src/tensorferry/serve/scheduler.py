@@ -49,7 +49,6 @@ class Scheduler:
         self.cork = cork
         self.queue = JobQueue(policy)
         self.changed = threading.Condition(threading.Lock())
-        self.num_running = 0
         self.is_closed = False
         self.threads = [
             threading.Thread(target=self._serve, args=(instance,), name=f"{name}#{index}", daemon=True)
@@ -86,12 +85,11 @@ class Scheduler:
 
     def _serve(self, instance: Instance) -> None:
         while (batch := self._take()) is not None:
-            try:
+            if instance.needs:
                 with self.limiter.lease(instance.needs, instance.priority):
                     self._run(instance.runner, batch)
-            finally:
-                with self.changed:
-                    self.num_running -= len(batch)
+            else:
+                self._run(instance.runner, batch)
             # what a batch held must not live until the next one comes
             del batch
         instance.runner.close()
@@ -101,7 +99,6 @@ class Scheduler:
             with self.changed:
                 taken = self.queue.take(time.monotonic())
                 if taken.batch:
-                    self.num_running += len(taken.batch)
                     if len(self.queue):
                         self.changed.notify()
                 elif not taken.late:

@@ -6,6 +6,7 @@ import binascii
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -85,9 +86,7 @@ class RestApp:
     # ---- inference ---------------------------------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
-        name, version, rest = _split_model(path.removeprefix("/v2/models/"))
-        if not path.startswith("/v2/models/") or rest != ["infer"]:
-            raise NotFound(f"no such address: {path}")
+        name, version = _split_infer(path)
         if len(request.body) > _TO_THREAD_NBYTES:
             self._spawn(self._infer_large(request, exchange, name, version), exchange)
             return
@@ -265,6 +264,15 @@ def _split_model(path: str) -> tuple[str, str, list[str]]:
     if len(rest) >= 2 and rest[0] == "versions":
         return name, rest[1], rest[2:]
     return name, "", rest
+
+
+@lru_cache(maxsize=1024)
+def _split_infer(path: str) -> tuple[str, str]:
+    """The model and version of an inference's address; remembered, as few addresses get nearly all requests."""
+    name, version, rest = _split_model(path.removeprefix("/v2/models/"))
+    if not path.startswith("/v2/models/") or rest != ["infer"]:
+        raise NotFound(f"no such address: {path}")
+    return name, version
 
 
 def _without_empty(line: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode
 
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _MAX_INT64 = 2**63 - 1
+_NOTHING: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class OutputForms:
     def is_binary(self, name: str) -> bool:
         """Whether an output goes as bytes."""
         return self.by_name.get(name, self.by_default)
+
+
+_ALL_BINARY = OutputForms(True, {})
+_ALL_JSON = OutputForms(False, {})
 
 
 def decompress(body: bytes, encoding: str, max_nbytes: int) -> bytes:
@@ -89,7 +94,11 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
     if at != len(rest):
         raise InvalidRequest(f"{len(rest) - at} bytes are left after the last binary input")
     parameters = _read_parameters(found, "the request")
-    wanted, forms = _read_outputs(found, bool(parameters.get("binary_data_output", False)))
+    is_binary = parameters.get("binary_data_output", False) is True
+    if found.get("outputs"):
+        wanted, forms = _read_outputs(found["outputs"], is_binary)
+    else:
+        wanted, forms = (), _ALL_BINARY if is_binary else _ALL_JSON
     request_id = found.get("id", "")
     if not isinstance(request_id, str):
         raise InvalidRequest("the request 'id' must be text")
@@ -122,7 +131,7 @@ def _read_input(tensor: Any, rest: memoryview, at: int, regions: Regions) -> tup
     name = tensor["name"]
     datatype = check_datatype(tensor.get("datatype"), name)
     shape = check_shape(tensor.get("shape"), name)
-    parameters = tensor.get("parameters") or {}
+    parameters = tensor.get("parameters") or _NOTHING
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"the parameters of input '{name}' must be an object")
     if "binary_data_size" in parameters:
@@ -140,8 +149,7 @@ def _read_input(tensor: Any, rest: memoryview, at: int, regions: Regions) -> tup
     return name, decode_json(datatype, shape, tensor["data"], name), at
 
 
-def _read_outputs(found: dict[str, Any], by_default: bool) -> tuple[tuple[WantedOutput, ...], OutputForms]:
-    listed = found.get("outputs") or []
+def _read_outputs(listed: Any, by_default: bool) -> tuple[tuple[WantedOutput, ...], OutputForms]:
     if not isinstance(listed, list):
         raise InvalidRequest("'outputs' must be a list")
     wanted, forms = [], {}
@@ -186,14 +194,16 @@ def read_place(parameters: dict[str, Any]) -> RegionSlice | None:
 
 
 def _read_parameters(holder: dict[str, Any], what: str) -> dict[str, Any]:
-    parameters = holder.get("parameters") or {}
+    parameters = holder.get("parameters") or _NOTHING
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"the parameters of {what} must be an object")
     return parameters
 
 
 def _read_count(parameters: dict[str, Any], key: str) -> int:
-    value = parameters.get(key, 0)
+    value = parameters.get(key)
+    if value is None:
+        return 0
     if type(value) is not int or not 0 <= value <= _MAX_INT64:
         raise InvalidRequest(f"'{key}' must be a whole number from zero up, received {value!r}")
     return value
