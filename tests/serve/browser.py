@@ -86,6 +86,7 @@ async def open_page(url: str, profile: Path, *options: str) -> AsyncIterator[Pag
                 await page.call("Runtime.enable")
                 await page.call("Page.enable")
                 await page.call("Page.navigate", url=url)
+                await page.wait_for('location.href !== "about:blank" && document.readyState === "complete"')
                 yield page
     finally:
         process.kill()

@@ -49,11 +49,20 @@ class Gate:
 class Behind:
     """A scheduler before gates, and what its jobs were answered."""
 
-    def __init__(self, policy: BatchPolicy, num_gates: int = 1, limiter: Limiter | None = None, **instance: object) -> None:
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        num_gates: int = 1,
+        limiter: Limiter | None = None,
+        spare: Gate | None = None,
+        **instance: object,
+    ) -> None:
         self.gates = [Gate() for _ in range(num_gates)]
         instances = [Instance(gate, **instance) for gate in self.gates]
         self.stats = Stats()
-        self.scheduler = Scheduler(SPEC, policy, instances, self.stats, limiter=limiter or Limiter(), cork=Cork(), name="gate")
+        self.scheduler = Scheduler(
+            SPEC, policy, instances, self.stats, limiter=limiter or Limiter(), cork=Cork(), name="gate", spare=spare
+        )
         self.answers: dict[float, object] = {}
 
     def submit(self, value: float, **changes: object) -> Job:
@@ -153,6 +162,38 @@ def test_a_resource_lets_so_many_instances_run_and_no_more() -> None:
     behind.scheduler.close()
     assert len(behind.answers) == 2
     assert limiter.used["slot"] == 0
+
+
+def test_a_quick_model_runs_in_the_thread_that_asks_until_a_batch_is_slow() -> None:
+    spare = Gate()
+    behind = Behind(BatchPolicy(max_batch_size=8), spare=spare)
+    (gate,) = behind.gates
+    behind.scheduler.num_quick = 1000  # as after many quick batches, however slow this machine is now
+    spare.passes.release(1)
+    behind.submit(1)
+    assert spare.batches == [[1]]
+    assert float(behind.answers[1][0][0, 0]) == 2  # answered before submit returned
+    behind.scheduler.num_quick = 0
+    gate.passes.release(1)
+    behind.submit(2)
+    behind.scheduler.close()
+    assert gate.batches == [[2]]
+    assert spare.batches == [[1]]
+    assert spare.is_closed
+
+
+def test_a_batch_in_the_asking_thread_takes_the_place_of_an_instance() -> None:
+    spare = Gate()
+    behind = Behind(BatchPolicy(max_batch_size=8), spare=spare)
+    (gate,) = behind.gates
+    behind.submit(1)
+    wait_until(lambda: gate.batches == [[1]])
+    behind.scheduler.num_quick = 1000
+    behind.submit(2)
+    assert spare.batches == []  # the only instance is busy, so this request waits for it
+    gate.passes.release(2)
+    behind.scheduler.close()
+    assert gate.batches == [[1], [2]]
 
 
 def test_an_instance_that_could_never_run_is_refused(root: Path, repository: Repository) -> None:

@@ -41,12 +41,13 @@ _MAX_TRIES = 3  # a model may be swapped between looking it up and queueing
 
 
 class Mailbox:
-    """Calls from any thread, carried to the event loop; many that come at once wake it once."""
+    """Calls from any thread, carried to the event loop of the thread that makes it; many that come at once wake it once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.waiting: deque[tuple[Callable[[Any], None], Any]] = deque()
         self.lock = threading.Lock()
+        self.thread_id = threading.get_ident()
         self.is_called = False
 
     def post(self, call: Callable[[Any], None], value: Any) -> None:
@@ -56,7 +57,10 @@ class Mailbox:
             if self.is_called:
                 return
             self.is_called = True
-        self.loop.call_soon_threadsafe(self._empty)
+        if threading.get_ident() == self.thread_id:
+            self.loop.call_soon(self._empty)
+        else:
+            self.loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:
         with self.lock:

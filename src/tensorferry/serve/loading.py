@@ -66,7 +66,17 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         raise
     policy = read_policy(complete, workshop.default_max_queue)
     name = f"{config.name}/{version}"
-    scheduler = Scheduler(spec, policy, instances, Stats(), limiter=workshop.limiter, cork=workshop.cork, name=name)
+    is_bound = isinstance(runtime, WorkerRuntime) or any(instance.needs for instance in instances)
+    scheduler = Scheduler(
+        spec,
+        policy,
+        instances,
+        Stats(),
+        limiter=workshop.limiter,
+        cork=workshop.cork,
+        name=name,
+        spare=None if is_bound else runtime.new_runner(),
+    )
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
 
 

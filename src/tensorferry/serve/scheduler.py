@@ -1,4 +1,8 @@
-"""Instances of one model: threads that take batches from one queue and run them."""
+"""Instances of one model: threads that take batches from one queue and run them.
+
+Handing a batch to another thread and its answers back costs more than a tiny model does. A model whose batches have all been
+quick is therefore run by the thread that brings the requests, in place of an idle instance; one slow batch ends that.
+"""
 
 import threading
 import time
@@ -14,6 +18,10 @@ from tensorferry.serve.runtimes.runtime import Runner
 from tensorferry.serve.spec import ModelSpec
 from tensorferry.serve.stats import BatchTimes, Stats
 from tensorferry.serve.tensors import Array
+
+_QUICK_NANOSECONDS = 100_000  # about what handing a batch over and back takes
+_MIN_QUICK_BATCHES = 16  # in a row, before a model counts as quick
+_MAX_BATCHES_HERE = 4  # then the instances go on, and the thread returns to its own work
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,7 @@ class Scheduler:
         limiter: Limiter,
         cork: Cork,
         name: str,
+        spare: Runner | None = None,
     ) -> None:
         self.spec = spec
         self.stats = stats
@@ -50,6 +59,11 @@ class Scheduler:
         self.queue = JobQueue(policy)
         self.changed = threading.Condition(threading.Lock())
         self.is_closed = False
+        self.num_running = 0
+        self.num_quick = 0
+        self.is_spare_busy = False
+        # `spare` is what a batch is run with outside of the instances' threads
+        self.spare = None if policy.max_delay_seconds or policy.preferred_sizes else spare
         self.threads = [
             threading.Thread(target=self._serve, args=(instance,), name=f"{name}#{index}", daemon=True)
             for index, instance in enumerate(instances)
@@ -71,7 +85,9 @@ class Scheduler:
         self.cork.call(self.wake)
 
     def wake(self) -> None:
-        """Let an idle instance look at the queue."""
+        """Have the queue looked at: by an idle instance, or at once where the model is quick."""
+        if self.num_quick >= _MIN_QUICK_BATCHES and self._run_here():
+            return
         with self.changed:
             self.changed.notify()
 
@@ -82,6 +98,36 @@ class Scheduler:
             self.changed.notify_all()
         for thread in self.threads:
             thread.join()
+        with self.changed:
+            self.changed.wait_for(lambda: self.num_running == 0)
+        if self.spare is not None:
+            self.spare.close()
+
+    def _run_here(self) -> bool:
+        """Run what waits in this thread, if an instance is free; whether nothing is left."""
+        for _ in range(_MAX_BATCHES_HERE):
+            with self.changed:
+                if self.spare is None or self.is_spare_busy or self.is_closed or self.num_running >= len(self.threads):
+                    return False
+                taken = self.queue.take(time.monotonic())
+                if not taken.batch and not taken.late:
+                    return True
+                self.num_running += 1
+                self.is_spare_busy = True
+            _refuse_late(taken.late)
+            if taken.batch:
+                self._run(self.spare, taken.batch)
+            self.is_spare_busy = False
+            self._leave()
+            if self.num_quick < _MIN_QUICK_BATCHES:
+                return False
+        return False
+
+    def _leave(self) -> None:
+        with self.changed:
+            self.num_running -= 1
+            if self.is_closed:
+                self.changed.notify_all()
 
     def _serve(self, instance: Instance) -> None:
         while (batch := self._take()) is not None:
@@ -90,6 +136,7 @@ class Scheduler:
                     self._run(instance.runner, batch)
             else:
                 self._run(instance.runner, batch)
+            self._leave()
             # what a batch held must not live until the next one comes
             del batch
         instance.runner.close()
@@ -99,6 +146,7 @@ class Scheduler:
             with self.changed:
                 taken = self.queue.take(time.monotonic())
                 if taken.batch:
+                    self.num_running += 1
                     if len(self.queue):
                         self.changed.notify()
                 elif not taken.late:
@@ -107,8 +155,7 @@ class Scheduler:
                     # a closing scheduler no longer waits for company
                     self.changed.wait(0.001 if self.is_closed else taken.wait_seconds)
                     continue
-            for job in taken.late:
-                _finish(job, Unavailable("the request waited in the queue for longer than its time-out"))
+            _refuse_late(taken.late)
             if taken.batch:
                 return taken.batch
 
@@ -128,6 +175,8 @@ class Scheduler:
             self._fail(runner, batch, error)
             return
         times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
+        is_quick = times.split - started < _QUICK_NANOSECONDS
+        self.num_quick = self.num_quick + 1 if is_quick else 0
         self.stats.record_batch(sum(num_rows), len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
             _finish(job, part)
@@ -151,6 +200,11 @@ class Scheduler:
         fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
         for job in batch:
             _finish(job, fault)
+
+
+def _refuse_late(jobs: list[Job]) -> None:
+    for job in jobs:
+        _finish(job, Unavailable("the request waited in the queue for longer than its time-out"))
 
 
 def _finish(job: Job, outcome: list[Array] | RequestFault) -> None:
