@@ -120,6 +120,16 @@ def test_cancelling_drops_the_steps_that_wait(root: Path, repository: Repository
     assert repository.find("double", "").stats.inference_count == 1
 
 
+def test_ensembles_that_call_each_other_are_refused_and_not_waited_for(root: Path, repository: Repository) -> None:
+    for name, other in (("hen", "egg"), ("egg", "hen")):
+        write_config(root, name, f"{ENDS} ensemble_scheduling {{ {step(other, 'IN', 'OUT', ('IN', 'OUT'))} }}")
+    repository.load_all()
+    reasons = {line.name: line.reason for line in repository.index()}
+    assert "hen > egg > hen" in reasons["hen"]
+    assert "egg > hen > egg" in reasons["egg"]
+    assert repository.versions_of("double") == ["1"]
+
+
 @pytest.mark.parametrize(
     ("steps", "says"),
     [
@@ -130,7 +140,7 @@ def test_cancelling_drops_the_steps_that_wait(root: Path, repository: Repository
         (step("double", "IN", "IN"), "is made twice"),
         (step("double", "IN", "OUT", ("z", "y")), "does not fit the input 'z'"),
         (step("double", "IN", "OUT", ("x", "z")), "has no output 'z'"),
-        (step("self", "IN", "OUT"), "lacks a model"),
+        (step("self", "IN", "OUT"), "calls itself: self > self"),
     ],
 )
 def test_an_ensemble_that_could_never_answer_is_refused(root: Path, repository: Repository, steps: str, says: str) -> None:

@@ -27,7 +27,7 @@ def read_config(folder: Path) -> Any:
     if path.is_file():
         try:
             text_format.Parse(path.read_text("utf-8"), config)
-        except (text_format.ParseError, UnicodeDecodeError) as error:
+        except (text_format.ParseError, UnicodeDecodeError, OSError) as error:
             raise BadModel(f"cannot read {path}: {error}") from None
     return _accept(config, folder.name)
 

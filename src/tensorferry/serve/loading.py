@@ -59,7 +59,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         spec = make_spec(complete, folder)
         for runner in runners:
             _warm_up(complete, spec, runner, folder)
-    except FerryError:
+    except Exception:
         for runner in runners:
             runner.close()
         runtime.close()

@@ -4,6 +4,7 @@ A file does not tell. Wrongly taken for one, requests that share a batch would g
 kept if two rows together give what each gives alone.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,7 @@ from tensorferry.serve.runtimes.runtime import Runner, Signature, TensorSignatur
 from tensorferry.serve.tensors import DTYPES, Array
 
 _SIZES = (8, 64, 224)  # tried in turn for variable sizes: some models need room, most do not
+_MAX_ELEMENTS = 2**24  # of one input; a model that needs more is served without a proof, and so without batches
 _MAX_RELATIVE_ERROR = 1e-2  # kernels choose other orders of summation for other batches
 
 
@@ -20,6 +22,8 @@ def has_independent_rows(runner: Runner, signature: Signature) -> bool:
     """Whether two different rows in one batch give the outputs that each gives alone."""
     names = [tensor.name for tensor in signature.outputs]
     for size in _SIZES:
+        if any(math.prod(_sizes(tensor, size)) > _MAX_ELEMENTS for tensor in signature.inputs):
+            break
         rows = [{tensor.name: _fill(tensor, size, value) for tensor in signature.inputs} for value in (0, 1)]
         try:
             alone = [runner.run(row, names) for row in rows]
@@ -30,8 +34,12 @@ def has_independent_rows(runner: Runner, signature: Signature) -> bool:
     return False
 
 
+def _sizes(tensor: TensorSignature, size: int) -> tuple[int, ...]:
+    return (1, *(size if dim == -1 else dim for dim in tensor.shape[1:]))
+
+
 def _fill(tensor: TensorSignature, size: int, value: int) -> Array:
-    shape = (1, *(size if dim == -1 else dim for dim in tensor.shape[1:]))
+    shape = _sizes(tensor, size)
     if tensor.datatype == "BYTES":
         return np.full(shape, b"ab"[value : value + 1], np.object_)
     filled = np.full(shape, value, DTYPES[tensor.datatype])

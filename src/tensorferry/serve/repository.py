@@ -131,11 +131,14 @@ class Repository:
             try:
                 parsed = parse_config(config, name) if config else read_config(folder)
                 if is_ensemble(parsed):
+                    self._check_circle(parsed, (name,))
                     self._load_parts(parsed)
                 self._load_versions(entry, folder, parsed)
             except FerryError as error:
                 self._note_broken(entry, error)
                 raise
+            except OSError as error:
+                raise BadModel(f"cannot read the model '{name}': {error}") from None
 
     def unload(self, name: str, with_parts: bool = False) -> None:
         """Take a model out of service; its memory is given back when its last request is answered."""
@@ -227,9 +230,18 @@ class Repository:
         except Exception:
             _LOG.exception("model '%s' is not served", name)
 
+    def _check_circle(self, config: Any, above: tuple[str, ...]) -> None:
+        # found before anything is loaded: two models that wait for each other's lock would wait for ever
+        for step in read_steps(config):
+            if step.model_name in above:
+                raise BadModel(f"the ensemble '{above[0]}' calls itself: {' > '.join((*above, step.model_name))}")
+            part = read_config(self._folder(step.model_name)) if not self.versions_of(step.model_name) else None
+            if part is not None and is_ensemble(part):
+                self._check_circle(part, (*above, step.model_name))
+
     def _load_parts(self, config: Any) -> None:
         for step in read_steps(config):
-            if step.model_name != config.name and not self.versions_of(step.model_name):
+            if not self.versions_of(step.model_name):
                 self.load(step.model_name)
 
     def _load_versions(self, entry: Entry, folder: Path, config: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import save_graph, tensor
+from models import sample, save_graph, tensor
 from onnx import TensorProto, helper
 
 from tensorferry.errors import BadModel
@@ -125,6 +125,25 @@ def test_inputs_that_a_model_cannot_run_are_the_requests_fault(tmp_path: Path) -
     runner = load_runtime("onnxruntime", LoadOptions(save_onnx(tmp_path))).new_runner()
     with pytest.raises(InvalidRequest, match="cannot run these inputs"):
         runner.run({"x": np.ones((1, 5), np.float32)}, ["y"])
+
+
+def test_openvino_carries_text_and_bfloat16(tmp_path: Path) -> None:
+    import openvino as ov
+    from openvino import opset15 as ops
+
+    for datatype, kind in (("BYTES", ov.Type.string), ("BF16", ov.Type.bf16)):
+        source = ops.parameter([-1, 4], kind, name="x")
+        model = ov.Model([ops.result(ops.reshape(source, [-1, 2], False))], [source], "model")
+        model.inputs[0].set_names({"x"})
+        model.outputs[0].set_names({"y"})
+        ov.save_model(model, tmp_path / "model.xml", compress_to_fp16=False)
+        runner = load_runtime("openvino", LoadOptions(tmp_path / "model.xml")).new_runner()
+        (y,) = runner.run({"x": sample(datatype)}, ["y"])
+        assert y.dtype == sample(datatype).dtype
+        np.testing.assert_array_equal(y, sample(datatype).reshape(2, 2))
+        if datatype == "BYTES":
+            with pytest.raises(InvalidRequest, match="ends with a zero byte"):
+                runner.run({"x": np.array([[b"a\0", b"", b"", b""]], object)}, ["y"])
 
 
 def test_torchscript_needs_trust_and_a_configuration(tmp_path: Path) -> None:

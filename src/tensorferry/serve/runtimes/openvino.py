@@ -68,7 +68,7 @@ class OpenvinoRunner:
         """The named outputs, copied: the request writes over its own at the next run."""
         try:
             for index, name in enumerate(self.names):
-                self.request.set_input_tensor(index, _to_tensor(inputs[name]))
+                self.request.set_input_tensor(index, _to_tensor(inputs[name], name))
             self.request.infer()
             return [_from_tensor(self.request.get_output_tensor(self.outputs[name])) for name in outputs]
         except RuntimeError as error:
@@ -97,8 +97,11 @@ def _name(port: ov.ConstOutput) -> str:
     return min(port.get_names(), default=port.get_node().get_friendly_name())
 
 
-def _to_tensor(array: Array) -> ov.Tensor:
+def _to_tensor(array: Array, name: str) -> ov.Tensor:
     if array.dtype.hasobject:
+        if any(element.endswith(b"\0") for element in array.flat):
+            # text goes through arrays of fixed width, which drop zeros at the end
+            raise InvalidRequest(f"input '{name}' holds text that ends with a zero byte, which OpenVINO would lose")
         return ov.Tensor(np.array(array, dtype=np.bytes_))
     if array.dtype == DTYPES["BF16"]:
         return ov.Tensor(np.ascontiguousarray(array).view(np.uint16), ov.Shape(array.shape), ov.Type.bf16)
@@ -108,10 +111,7 @@ def _to_tensor(array: Array) -> ov.Tensor:
 def _from_tensor(tensor: ov.Tensor) -> Array:
     kind = tensor.get_element_type().get_type_name()
     if kind == "string":
-        texts = tensor.str_data
-        result = np.empty(texts.size, np.object_)
-        result[:] = [text.encode() for text in texts.reshape(-1).tolist()]
-        return result.reshape(texts.shape)
+        return tensor.bytes_data.astype(np.object_)
     if kind == "bf16":
         return tensor.data.view(DTYPES["BF16"]).copy()
     return tensor.data.copy()
