@@ -196,6 +196,14 @@ def test_a_batch_in_the_asking_thread_takes_the_place_of_an_instance() -> None:
     assert gate.batches == [[1], [2]]
 
 
+def test_only_models_of_fixed_sizes_may_run_in_the_asking_thread(root: Path, repository: Repository) -> None:
+    save_scale(root, "fixed", 2.0)
+    save_scale(root, "free", 2.0, num_columns="length")
+    repository.load_all()
+    assert repository.find("fixed", "").scheduler.spare is not None
+    assert repository.find("free", "").scheduler.spare is None
+
+
 def test_an_instance_that_could_never_run_is_refused(root: Path, repository: Repository) -> None:
     save_scale(root, "greedy", 1.0)
     write_config(root, "greedy", 'instance_group { rate_limiter { resources { name: "slot" count: 2 } } }')

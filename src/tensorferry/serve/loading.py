@@ -66,7 +66,8 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         raise
     policy = read_policy(complete, workshop.default_max_queue)
     name = f"{config.name}/{version}"
-    is_bound = isinstance(runtime, WorkerRuntime) or any(instance.needs for instance in instances)
+    # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
+    has_spare = spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)
     scheduler = Scheduler(
         spec,
         policy,
@@ -75,7 +76,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         limiter=workshop.limiter,
         cork=workshop.cork,
         name=name,
-        spare=None if is_bound else runtime.new_runner(),
+        spare=runtime.new_runner() if has_spare else None,
     )
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
 

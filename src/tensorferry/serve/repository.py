@@ -4,11 +4,7 @@ A model is loaded beside the one that serves and takes its place in one assignme
 in the background. Every public method may be called from any thread; loads of one model never overlap.
 """
 
-import ctypes
-import gc
 import logging
-import shutil
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,12 +16,20 @@ from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.config import CONFIG_NAME, choose_versions, is_ensemble, parse_config, read_config
 from tensorferry.serve.ensemble import EnsembleModel, read_steps
 from tensorferry.serve.faults import InvalidRequest, NotFound, Unavailable
+from tensorferry.serve.folder import (
+    Fingerprint,
+    drop_upload,
+    fingerprint,
+    give_memory_back,
+    list_models,
+    list_versions,
+    store_upload,
+)
 from tensorferry.serve.loading import Workshop, load_model
 from tensorferry.serve.model import Model
 from tensorferry.serve.spec import make_spec
 
 _LOG = logging.getLogger("tensorferry.serve")
-Fingerprint = tuple[object, ...]
 
 
 class State(StrEnum):
@@ -102,7 +106,7 @@ class Repository:
     def index(self, ready_only: bool = False) -> list[VersionState]:
         """What is known of every model in the folder, loaded or not."""
         lines: list[VersionState] = []
-        for name in sorted({*self.entries, *self._names_on_disk()}):
+        for name in sorted({*self.entries, *list_models(self.root)}):
             entry = self.entries.get(name)
             states = sorted(entry.states.items()) if entry else []
             lines += [state for _, state in states] or [VersionState(name, "", State.UNAVAILABLE, "unloaded")]
@@ -112,7 +116,7 @@ class Repository:
 
     def load_all(self, names: list[str] | None = None) -> None:
         """Load every model of the folder (or those named), ensembles after their parts; a broken one is only logged."""
-        wanted = sorted(self._names_on_disk()) if names is None else names
+        wanted = sorted(list_models(self.root)) if names is None else names
         try:
             ensembles = self._ensembles(wanted)
             list(self.loaders.map(self._try_load, [name for name in wanted if name not in ensembles]))
@@ -156,7 +160,7 @@ class Repository:
 
     def poll(self) -> None:
         """Load what is new or changed in the folder, unload what is gone."""
-        on_disk = self._names_on_disk()
+        on_disk = list_models(self.root)
         for name in sorted(set(self.entries) - on_disk):
             if self.entries[name].versions:
                 self.unload(name)
@@ -182,7 +186,7 @@ class Repository:
             with entry.loading:
                 self._replace(entry, {}, {})
             if entry.uploaded is not None:
-                shutil.rmtree(entry.uploaded, ignore_errors=True)
+                drop_upload(entry.uploaded)
         self.closers.shutdown(wait=True)
 
     # ---- the parts of it ---------------------------------------------------------------------------------------------
@@ -191,15 +195,9 @@ class Repository:
         with self.lock:
             return self.entries.setdefault(name, Entry(name))
 
-    def _names_on_disk(self) -> set[str]:
-        try:
-            return {path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith(".")}
-        except OSError as error:
-            raise BadModel(f"cannot read {self.root}: {error.strerror}") from None
-
     def _folder(self, name: str) -> Path:
         # a name from a request is only ever compared with what the folder lists, never put into a path first
-        if name not in self._names_on_disk():
+        if name not in list_models(self.root):
             self.entries.pop(name, None)
             raise BadModel(f"failed to load '{name}': no such folder in the model repository")
         return self.root / name
@@ -245,7 +243,7 @@ class Repository:
                 self.load(step.model_name)
 
     def _load_versions(self, entry: Entry, folder: Path, config: Any) -> None:
-        available = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
+        available = list_versions(folder)
         if not available and is_ensemble(config):
             available = [1]
         wanted = choose_versions(config, available)
@@ -315,18 +313,11 @@ class Repository:
     def _upload(self, entry: Entry, config: str, files: dict[str, bytes]) -> Path:
         if not config:
             raise InvalidRequest(f"model '{entry.name}' comes with files, so it needs its configuration with them as well")
-        folder = Path(tempfile.mkdtemp(prefix="ferry-model-"))
-        for name, data in files.items():
-            path = folder / entry.name / name.removeprefix("file:")
-            if not path.resolve().is_relative_to(folder.resolve() / entry.name) or "\0" in name:
-                shutil.rmtree(folder)
-                raise InvalidRequest(f"the file {name!r} would be outside of the model's folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+        folder = store_upload(entry.name, files)
         if entry.uploaded is not None:
-            shutil.rmtree(entry.uploaded, ignore_errors=True)
+            drop_upload(entry.uploaded)
         entry.uploaded = folder
-        return folder / entry.name
+        return folder
 
     def _note_broken(self, entry: Entry, error: FerryError) -> None:
         if not entry.states:
@@ -343,25 +334,3 @@ class Repository:
         reason = next((line.reason for line in mine if line.reason), "")
         what = f"'{name}' version {version}" if version else f"'{name}'"
         return NotFound(f"Request for unknown model: {what} is not ready" + (f": {reason}" if reason else ""))
-
-
-def fingerprint(folder: Path) -> Fingerprint:
-    """What changes when a file below `folder` does."""
-    marks = []
-    for path in sorted(folder.rglob("*")):
-        try:
-            stat = path.stat()
-        except OSError:  # gone while we looked; the next poll sees the rest
-            continue
-        # a folder's own time says nothing that its files do not
-        marks.append((str(path.relative_to(folder)), *((0, 0) if path.is_dir() else (stat.st_mtime_ns, stat.st_size))))
-    return tuple(marks)
-
-
-def give_memory_back() -> None:
-    """Return freed memory to the system: glibc keeps what it freed unless asked."""
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # another C library
-        return

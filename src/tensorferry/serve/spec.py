@@ -70,6 +70,11 @@ class ModelSpec:
         """Whether requests of different sizes may share a batch."""
         return any(spec.pad_value is not None for spec in self.inputs)
 
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether every row takes as many bytes as any other."""
+        return all(spec.datatype != "BYTES" and -1 not in spec.shape[self.is_batched :] for spec in self.inputs)
+
     def check_inputs(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], int]:
         """The inputs as the runtime takes them, and how many rows they are."""
         checked: dict[str, Array] = {}
