@@ -59,6 +59,20 @@ def test_a_queue_delay_waits_for_a_full_batch_but_not_longer() -> None:
     assert queue.take(2.0).batch == [first, second]
 
 
+def test_a_job_that_waits_for_company_keeps_its_place_before_younger_ones() -> None:
+    policy = BatchPolicy(max_batch_size=2, max_delay_seconds=1.0)
+    old, young = make_job(key="a"), make_job(key="b")
+    queue = fill(policy, old)
+    queue.push(young, 0.9)
+    for now in (0.9, 0.95):
+        waits = queue.take(now)
+        assert waits.batch == []
+        assert waits.wait_seconds == pytest.approx(1.0 - now)
+    assert queue.take(1.0).batch == [old]
+    assert queue.take(1.0).batch == []
+    assert queue.take(1.9).batch == [young]
+
+
 def test_preferred_sizes_are_taken_first() -> None:
     jobs = [make_job() for _ in range(7)]
     queue = fill(BatchPolicy(max_batch_size=8, preferred_sizes=(2, 4), max_delay_seconds=1.0), *jobs)

@@ -12,7 +12,7 @@ from typing import Any
 from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable
 from tensorferry.serve.tensors import Array
 
-_MAX_SEARCH = 512  # how many jobs of other shapes are passed over in the search for company
+_MAX_SEARCH = 1024  # how many jobs are looked at in the search for company
 
 
 @dataclass(slots=True, eq=False)
@@ -97,26 +97,25 @@ class JobQueue:
     def take(self, now: float) -> Taken:
         """The next batch; jobs that are cancelled or late leave the queue on the way."""
         taken = Taken()
-        passed: list[tuple[deque[Job], list[Job]]] = []
+        seen: list[tuple[deque[Job], list[Job]]] = []
         rows = 0
         is_full = False
         for waiting in self._in_order():
-            rest: list[Job] = []
-            passed.append((waiting, rest))
-            while waiting and not is_full and len(rest) < _MAX_SEARCH:
+            looked_at: list[Job] = []
+            seen.append((waiting, looked_at))
+            while waiting and not is_full and len(looked_at) < _MAX_SEARCH:
                 job = waiting.popleft()
                 if job.cancelled or self._is_late(job, waiting, now, taken):
                     continue
-                if taken.batch and not self._fits(taken.batch[0], job, rows):
-                    rest.append(job)
+                looked_at.append(job)
+                if not taken.batch or self._fits(taken.batch[0], job, rows):
+                    taken.batch.append(job)
+                    rows += job.num_rows
+                    is_full = rows >= self.policy.max_batch_size
+                else:
                     is_full = job.key == taken.batch[0].key
-                    continue
-                taken.batch.append(job)
-                rows += job.num_rows
-                is_full = rows >= self.policy.max_batch_size
         self._settle(taken, is_full, now)
-        for waiting, rest in passed:
-            waiting.extendleft(reversed(rest))
+        _put_back(seen, taken.batch)
         return taken
 
     def _in_order(self) -> Iterator[deque[Job]]:
@@ -139,19 +138,17 @@ class JobQueue:
         return job.key == first.key and rows + job.num_rows <= self.policy.max_batch_size
 
     def _settle(self, taken: Taken, is_full: bool, now: float) -> None:
-        """Shorten the batch to a preferred size, or put it back to wait for one."""
+        """Shorten the batch to a preferred size, or empty it to wait for one."""
         policy = self.policy
         if not taken.batch or is_full or not (policy.preferred_sizes or policy.max_delay_seconds):
             return
         count = _count_for(taken.batch, policy.preferred_sizes)
         left = min(job.queued_at for job in taken.batch) + policy.max_delay_seconds - now
         if count == 0 and left > 0:
-            count, taken.wait_seconds = 0, left
-        elif count == 0:
-            return
-        for job in reversed(taken.batch[count:]):
-            self.levels[policy.level_of(job.priority)].appendleft(job)
-        del taken.batch[count:]
+            taken.wait_seconds = left
+            taken.batch.clear()
+        elif count:
+            del taken.batch[count:]
 
 
 def read_policy(config: Any, default_max_queue: int) -> BatchPolicy:
@@ -178,6 +175,15 @@ def _read_queue(policy: Any, default_max_queue: int) -> QueuePolicy:
         delays_late=policy.timeout_action == policy.DELAY,
         allows_own_timeout=policy.allow_timeout_override,
     )
+
+
+def _put_back(seen: list[tuple[deque[Job], list[Job]]], batch: list[Job]) -> None:
+    """Give every job that was looked at and not taken its old place."""
+    if sum(len(looked_at) for _, looked_at in seen) == len(batch):
+        return
+    chosen = set(map(id, batch))
+    for waiting, looked_at in seen:
+        waiting.extendleft(job for job in reversed(looked_at) if id(job) not in chosen)
 
 
 def _count_for(batch: list[Job], preferred: tuple[int, ...]) -> int:

@@ -35,6 +35,7 @@ DTYPES: dict[str, np.dtype] = {
 DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _MAX_RANK = 32
+_MAX_ELEMENTS = 2**56  # more cannot be addressed, even where a zero among the sizes leaves nothing to address
 _LENGTH = struct.Struct("<I")
 
 
@@ -52,6 +53,8 @@ def check_shape(shape: object, name: str) -> tuple[int, ...]:
     for size in shape:
         if type(size) is not int or size < 0:
             raise InvalidRequest(f"tensor '{name}' has a shape with something else than whole numbers from zero up")
+    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
+        raise InvalidRequest(f"tensor '{name}' has the shape {shape}, which is beyond any memory")
     return tuple(shape)
 
 
