@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import tritonclient.grpc as client_grpc
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tritonclient.utils import InferenceServerException
 
 from serve_servers import Running, run_ferry
 
@@ -38,7 +40,8 @@ def soak(repository: Path, seconds: float, num_threads: int = 4) -> Soak:
     with run_ferry(repository, "--model-control-mode", "explicit", "--load-model", "steady", "--load-model", "moving") as server:
         end = time.monotonic() + seconds
         threads = [threading.Thread(target=_client, args=(server, result, end, seed)) for seed in range(num_threads)]
-        threads += [threading.Thread(target=work, args=(server, result, end)) for work in (_bad_client, _mover, _leaver)]
+        others = (_grpc_client, _bad_client, _mover, _leaver)
+        threads += [threading.Thread(target=work, args=(server, result, end)) for work in others]
         for thread in threads:
             thread.start()
         while time.monotonic() < end:
@@ -64,6 +67,23 @@ def _client(server: Running, result: Soak, end: float, seed: int) -> None:
             result.num_good += 1
         elif model == "steady" or status not in _LOST:
             result.wrong.append(f"{model}: status {status} {body[:200]!r}")
+
+
+def _grpc_client(server: Running, result: Soak, end: float) -> None:
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    tensor = client_grpc.InferInput("x", [2, 4], "FP32")
+    with client_grpc.InferenceServerClient(server.grpc.removeprefix("grpc://")) as client:
+        while time.monotonic() < end:
+            values += 1
+            tensor.set_data_from_numpy(values)
+            try:
+                got = client.infer("steady", [tensor]).as_numpy("y")
+            except InferenceServerException as error:
+                result.wrong.append(f"gRPC: {error}")
+                continue
+            if not np.array_equal(got, 2 * values):
+                result.wrong.append(f"gRPC: {values.tolist()} gave {got.tolist()}")
+            result.num_good += 1
 
 
 def _bad_client(server: Running, result: Soak, end: float) -> None:
