@@ -8,7 +8,6 @@ RequestFault
 ├── Conflict         the name is taken
 ├── Unavailable      not now: loading, full, too late, shutting down
 ├── Unsupported      the protocol has it, this server does not
-├── Cancelled        the client went away
 └── ModelFault       the model itself failed on a request that looked right
 """
 
@@ -45,10 +44,6 @@ class Unavailable(RequestFault):
 
 class Unsupported(RequestFault):
     """The protocol has it, this server does not."""
-
-
-class Cancelled(RequestFault):
-    """The client went away before its answer was made."""
 
 
 class ModelFault(RequestFault):

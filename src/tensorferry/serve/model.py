@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tensorferry.serve.batching import batch_key
 from tensorferry.serve.cache import ResponseCache, make_key
-from tensorferry.serve.faults import Cancelled, InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
 from tensorferry.serve.queueing import Job
 from tensorferry.serve.runtimes.runtime import Runtime
 from tensorferry.serve.scheduler import Scheduler
@@ -186,8 +186,6 @@ def finish_output(model: Model, spec: TensorSpec, array: Array) -> Array:
 
 def reason_of(fault: RequestFault) -> str:
     """The word that the failure metric has for a fault."""
-    if isinstance(fault, Cancelled):
-        return "CANCELED"
     if isinstance(fault, Unavailable):
         return "REJECTED"
     return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"

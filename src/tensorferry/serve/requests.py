@@ -34,7 +34,6 @@ class InferRequest:
     id: str = ""
     priority: int = 0
     timeout_microseconds: int = 0
-    trace_id: str = ""
 
 
 # one of each is made for every request, and a frozen dataclass takes three times as long to make

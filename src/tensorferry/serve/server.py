@@ -88,11 +88,6 @@ class Server:
             await self._start_grpc()
         self.tasks.append(asyncio.create_task(self._load()))
 
-    async def wait_until_loaded(self) -> None:
-        """Return when every model has been tried once."""
-        while not self.repository.has_started:
-            await asyncio.sleep(0.01)
-
     async def stop(self) -> None:
         """Take nothing new, finish what is under way, give everything back."""
         self.plane.is_draining = True

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from tensorferry.serve.faults import InvalidRequest, NotFound
+from tensorferry.serve.faults import InvalidRequest
 
 Value = bool | int | str
 
@@ -77,11 +77,6 @@ class Settings:
         """Whether requests of a model have their times logged."""
         own = self.trace_of.get(model) or self.trace
         return own.get("trace_level", self.trace["trace_level"]) != ["OFF"]
-
-    def check_model(self, model: str, known: bool) -> None:
-        """Refuse the settings of a model that is not there."""
-        if model and not known:
-            raise NotFound(f"Request for unknown model: '{model}' is not found")
 
     def _level(self) -> int:
         levels = (

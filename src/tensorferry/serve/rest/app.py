@@ -17,7 +17,6 @@ from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.describe import describe_model, describe_statistics
 from tensorferry.serve.faults import (
-    Cancelled,
     Conflict,
     Denied,
     InvalidRequest,
@@ -47,7 +46,6 @@ _STATUS: dict[type[FerryError], int] = {
     TooLarge: 413,
     Unsupported: 501,
     Unavailable: 503,
-    Cancelled: 499,
 }
 Page = Callable[[], tuple[bytes, bytes]]  # content type and body
 Reply = tuple[int, Any]  # status, and what is sent as JSON (None: an empty body)

@@ -23,7 +23,6 @@ _LINGER_SECONDS = 2.0  # how long a refused client may go on sending before it i
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_STATUS_LINES[499] = b"HTTP/1.1 499 Client Closed Request\r\n"
 
 
 @dataclass(frozen=True, slots=True)

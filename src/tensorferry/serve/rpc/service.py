@@ -14,12 +14,10 @@ from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.describe import describe_model, describe_statistics
 from tensorferry.serve.faults import (
-    Cancelled,
     Conflict,
     Denied,
     InvalidRequest,
     NotFound,
-    RequestFault,
     TooLarge,
     Unavailable,
     Unsupported,
@@ -43,7 +41,6 @@ _CODES: dict[type[FerryError], grpc.StatusCode] = {
     TooLarge: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
-    Cancelled: grpc.StatusCode.CANCELLED,
 }
 Call = Callable[[Any], Awaitable[Any]]
 
@@ -318,6 +315,6 @@ def _code_of(error: Exception) -> grpc.StatusCode:
 
 
 async def _abort(context: Any, error: Exception) -> None:
-    if not isinstance(error, RequestFault | FerryError):
+    if not isinstance(error, FerryError):
         _LOG.error("an error of the server itself", exc_info=error)
     await context.abort(_code_of(error), str(error))
