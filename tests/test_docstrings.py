@@ -13,7 +13,13 @@ MODULES = [module.name for module in pkgutil.walk_packages(tensorferry.__path__,
 
 @pytest.mark.parametrize("name", [*MODULES, "capped"])
 def test_the_examples_of_a_module_are_true(name: str) -> None:
-    assert doctest.testmod(import_module(name)).failed == 0
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("keras", "tensorflow"):
+            raise
+        pytest.skip(f"{error.name} is not installed, which {name} runs models with")
+    assert doctest.testmod(module).failed == 0
 
 
 def test_there_are_examples() -> None:

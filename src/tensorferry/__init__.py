@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadModel,
+    BadOption,
     BadPlan,
     BadTier,
     BadTrace,
@@ -34,6 +36,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadModel",
+    "BadOption",
     "BadPlan",
     "BadTier",
     "BadTrace",

@@ -12,6 +12,8 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
+├── BadModel             a model that cannot be served: damaged, or not what its configuration says
+├── BadOption            an option of a command that cannot be used
 └── MissingExtra         an optional package is not installed
 """
 
@@ -69,6 +71,14 @@ class BadPlan(FerryError, ValueError):
 
 class NotTraceable(FerryError):
     """A step that cannot be followed without running it."""
+
+
+class BadModel(FerryError, ValueError):
+    """A model that cannot be served: damaged, or not what its configuration says."""
+
+
+class BadOption(FerryError, ValueError):
+    """An option of a command that cannot be used."""
 
 
 class MissingExtra(FerryError, ImportError):

@@ -4,9 +4,9 @@ import argparse
 import sys
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import demo
+from tensorferry.cli import bench_serve, demo, serve
 
-_VERBS = (demo,)
+_VERBS = (demo, serve, bench_serve)
 
 
 def make_parser() -> argparse.ArgumentParser:

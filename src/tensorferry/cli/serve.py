@@ -1,0 +1,173 @@
+"""`ferry serve`: a folder of models answers the Open Inference Protocol."""
+
+import argparse
+from pathlib import Path
+
+from tensorferry.serve.options import CONTROL_MODES, ServeOptions
+from tensorferry.units import parse_bytes
+
+_EXAMPLES = """examples:
+  ferry serve models/                                        REST on 8000, gRPC on 8001, for this machine alone
+  ferry serve models/ --host 0.0.0.0 --api-keys keys.txt     for others too, with keys
+  ferry serve models/ --model-control-mode poll              follow changes of the folder
+  ferry serve models/ --model-control-mode explicit --load-model resnet
+"""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add this verb."""
+    parser = verbs.add_parser(
+        "serve",
+        help="serve a folder of models over REST and gRPC",
+        description="Serve the models of a folder (Triton's layout) over the Open Inference Protocol, until SIGTERM or Ctrl-C.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a folder with one folder a model")
+    _add_network(parser)
+    _add_models(parser)
+    _add_limits(parser)
+    parser.add_argument("--log-json", action="store_true", help="one JSON object a line instead of text")
+    parser.add_argument("--log-verbose", type=_count, default=0, metavar="N", help="above 0: a line for every inference")
+    parser.set_defaults(run=_run)
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("network")
+    group.add_argument("--host", default=ServeOptions.host, help="address to listen on (default %(default)s: this machine alone)")
+    group.add_argument(
+        "--http-port", type=_port, default=ServeOptions.http_port, metavar="PORT", help="default %(default)s; 0: any"
+    )
+    group.add_argument(
+        "--grpc-port", type=_port, default=ServeOptions.grpc_port, metavar="PORT", help="default %(default)s; 0: any"
+    )
+    group.add_argument("--no-http", action="store_true", help="no REST, metrics and status page")
+    group.add_argument("--no-grpc", action="store_true", help="no gRPC")
+    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts REST and gRPC")
+    group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
+    group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="clients must have a certificate of this authority")
+    group.add_argument("--api-keys", type=Path, metavar="FILE", help="a key a line; read again when it changes")
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--model-control-mode",
+        choices=CONTROL_MODES,
+        default=ServeOptions.control_mode,
+        help="default %(default)s: load all, once",
+    )
+    group.add_argument("--load-model", action="append", metavar="NAME", help="load at the start, in explicit mode; repeatable")
+    group.add_argument(
+        "--repository-poll-secs", type=seconds, default=ServeOptions.poll_seconds, metavar="S", help="default %(default)g"
+    )
+    group.add_argument("--trust", action="store_true", help="load files that may carry code: TorchScript, Keras Lambda layers")
+    group.add_argument(
+        "--default-max-batch-size",
+        type=_count,
+        default=ServeOptions.default_max_batch_size,
+        metavar="N",
+        help="for models without a configuration (default %(default)s)",
+    )
+    group.add_argument("--model-load-thread-count", type=positive, default=ServeOptions.num_load_threads, metavar="N")
+    group.add_argument("--cache-size", metavar="BYTES", help='room for the response cache, such as "256MiB" (default: none)')
+    group.add_argument(
+        "--rate-limit-resource",
+        type=_resource,
+        action="append",
+        default=[],
+        metavar="NAME:COUNT",
+        help="how many of a resource exist",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("limits")
+    group.add_argument("--max-body", default="64MiB", metavar="BYTES", help="the largest request (default %(default)s)")
+    group.add_argument(
+        "--max-connections", type=positive, default=ServeOptions.max_connections, metavar="N", help="HTTP; %(default)s"
+    )
+    group.add_argument(
+        "--max-requests", type=_count, default=0, metavar="N", help="inferences under way at once (default: no limit)"
+    )
+    group.add_argument("--max-queue", type=_count, default=0, metavar="N", help="that wait for one model (default: no limit)")
+    group.add_argument(
+        "--read-timeout", type=seconds, default=ServeOptions.read_seconds, metavar="S", help="for a whole request; %(default)g"
+    )
+    group.add_argument(
+        "--exit-timeout-secs",
+        type=seconds,
+        default=ServeOptions.drain_seconds,
+        metavar="S",
+        help="to drain; default %(default)g",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from tensorferry.serve.start import start
+
+    return start(
+        ServeOptions(
+            repository=options.repository,
+            host=options.host,
+            http_port=None if options.no_http else options.http_port,
+            grpc_port=None if options.no_grpc else options.grpc_port,
+            control_mode=options.model_control_mode,
+            load_models=None if options.load_model is None else tuple(options.load_model),
+            poll_seconds=options.repository_poll_secs,
+            trust=options.trust,
+            default_max_batch_size=options.default_max_batch_size,
+            num_load_threads=options.model_load_thread_count,
+            cache_nbytes=0 if options.cache_size is None else parse_bytes(options.cache_size),
+            rate_limits=dict(options.rate_limit_resource),
+            max_body_nbytes=parse_bytes(options.max_body),
+            max_connections=options.max_connections,
+            max_under_way=options.max_requests,
+            max_queue=options.max_queue,
+            read_seconds=options.read_timeout,
+            drain_seconds=options.exit_timeout_secs,
+            tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+            tls_client_ca=options.tls_client_ca,
+            api_keys=options.api_keys,
+            log_json=options.log_json,
+            log_verbose=options.log_verbose,
+        )
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from zero up, received {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if _count(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if _count(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port up to 65535, received {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Seconds above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < 1e6:
+        raise argparse.ArgumentTypeError(f"expected seconds above zero, received {text!r}")
+    return number
+
+
+def _resource(text: str) -> tuple[str, int]:
+    name, _, count = text.rpartition(":")
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected NAME:COUNT, received {text!r}")
+    return name, positive(count)

@@ -1,0 +1,50 @@
+"""Why a request was not answered. What each becomes on the wire is the business of `rest` and `rpc`.
+
+RequestFault
+├── InvalidRequest   the request contradicts itself, the model or a limit
+├── TooLarge         more bytes than the server takes
+├── Denied           no key, or a wrong one
+├── NotFound         no such model, version, region or address
+├── Conflict         the name is taken
+├── Unavailable      not now: loading, full, too late, shutting down
+├── Unsupported      the protocol has it, this server does not
+└── ModelFault       the model itself failed on a request that looked right
+"""
+
+from tensorferry.errors import FerryError
+
+
+class RequestFault(FerryError):
+    """The root: a request that gets an error as its answer."""
+
+
+class InvalidRequest(RequestFault):
+    """The request contradicts itself, the model or a limit."""
+
+
+class TooLarge(RequestFault):
+    """More bytes than the server takes."""
+
+
+class Denied(RequestFault):
+    """No key, or a wrong one."""
+
+
+class NotFound(RequestFault):
+    """No such model, version, region or address."""
+
+
+class Conflict(RequestFault):
+    """The name is taken."""
+
+
+class Unavailable(RequestFault):
+    """Not now: loading, full, too late or shutting down."""
+
+
+class Unsupported(RequestFault):
+    """The protocol has it, this server does not."""
+
+
+class ModelFault(RequestFault):
+    """The model itself failed on a request that looked right."""

@@ -1,0 +1,52 @@
+"""What `ferry serve` can be told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CONTROL_MODES = ("none", "poll", "explicit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """One server. A port of 0 takes a free one, a port of None does not listen."""
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int | None = 8000
+    grpc_port: int | None = 8001
+    control_mode: str = "none"
+    load_models: tuple[str, ...] | None = None  # at the start, in explicit mode
+    poll_seconds: float = 5.0
+    trust: bool = False
+    default_max_batch_size: int = 8
+    num_load_threads: int = 2
+    cache_nbytes: int = 0
+    rate_limits: Mapping[str, int] = field(default_factory=dict)
+    max_body_nbytes: int = 64 * 2**20
+    max_connections: int = 1024
+    max_under_way: int = 0
+    max_queue: int = 0
+    read_seconds: float = 60.0
+    drain_seconds: float = 30.0
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    api_keys: Path | None = None
+    log_json: bool = False
+    log_verbose: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """One measurement of one server."""
+
+    url: str
+    model: str
+    version: str = ""
+    concurrencies: tuple[int, ...] = (1, 8, 32)
+    seconds: float = 5.0
+    num_rows: int = 1
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    api_key: str = ""
+    as_json: bool = False

@@ -1,0 +1,309 @@
+"""The addresses of the REST protocol, each a translation to the data plane."""
+
+import asyncio
+import base64
+import binascii
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+from google.protobuf import json_format
+
+from tensorferry.errors import BadModel, FerryError
+from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.describe import describe_model, describe_statistics
+from tensorferry.serve.faults import (
+    Conflict,
+    Denied,
+    InvalidRequest,
+    NotFound,
+    RequestFault,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
+from tensorferry.serve.keys import ApiKeys
+from tensorferry.serve.logs import log_request
+from tensorferry.serve.requests import InferRequest, InferResponse
+from tensorferry.serve.rest.infer import OutputForms, compress, decompress, read_json, read_request, write_response
+from tensorferry.serve.rest.protocol import Exchange, HttpRequest
+from tensorferry.serve.tracing import Trace, read_trace
+
+_LOG = logging.getLogger("tensorferry.serve")
+_JSON = b"content-type: application/json\r\n"
+_BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+_TO_THREAD_NBYTES = 2**20  # larger bodies are read beside the loop, which goes on answering others
+_STATUS: dict[type[FerryError], int] = {
+    InvalidRequest: 400,
+    BadModel: 400,
+    Denied: 401,
+    NotFound: 404,
+    Conflict: 409,
+    TooLarge: 413,
+    Unsupported: 501,
+    Unavailable: 503,
+}
+Page = Callable[[], tuple[bytes, bytes]]  # content type and body
+Reply = tuple[int, Any]  # status, and what is sent as JSON (None: an empty body)
+
+
+class RestApp:
+    """Answers HTTP requests out of the data plane; `pages` are further addresses that are only read."""
+
+    def __init__(self, plane: DataPlane, keys: ApiKeys | None, pages: dict[str, Page], max_body_nbytes: int) -> None:
+        self.plane = plane
+        self.keys = keys
+        self.pages = pages
+        self.max_body_nbytes = max_body_nbytes
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
+        """Answer one request; nothing that a client sends raises out of here."""
+        path, _, _ = request.path.partition("?")
+        try:
+            if request.method == "POST" and path.endswith("/infer"):
+                self._check_key(request, path)
+                self._infer(request, exchange, path)
+            else:
+                self._answer(request, exchange, path)
+        except FerryError as error:
+            _send_fault(exchange, error)
+        except Exception as error:
+            _LOG.exception("an error of the server itself, at %s", path)
+            _send_fault(exchange, error)
+
+    def refuse(self, status: int, message: str) -> tuple[bytes, bytes]:
+        """The error of a request that never became whole."""
+        _ = status
+        return _JSON, orjson.dumps({"error": message})
+
+    # ---- inference ---------------------------------------------------------------------------------------------------
+
+    def _infer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
+        name, version = _split_infer(path)
+        if len(request.body) > _TO_THREAD_NBYTES:
+            self._spawn(self._infer_large(request, exchange, name, version), exchange)
+            return
+        self._submit(request, exchange, *self._read(request, name, version))
+
+    async def _infer_large(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> None:
+        read = await asyncio.to_thread(self._read, request, name, version)
+        if not exchange.is_over:
+            self._submit(request, exchange, *read)
+
+    def _read(self, request: HttpRequest, name: str, version: str) -> tuple[InferRequest, OutputForms]:
+        body = decompress(request.body, request.header(b"content-encoding"), self.max_body_nbytes)
+        return read_request(name, version, body, request.header(b"inference-header-content-length"), self.plane.regions)
+
+    def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:
+        parent = request.headers.get(b"traceparent")
+        trace = read_trace(parent.decode("latin-1")) if parent else None
+        started = time.perf_counter()
+
+        def answer(outcome: InferResponse | RequestFault) -> None:
+            try:
+                status = _send_outcome(exchange, outcome, forms, trace)
+            except RequestFault as fault:
+                status = _send_fault(exchange, fault)
+            if self.plane.settings.is_verbose or self.plane.settings.is_traced(wanted.model_name):
+                log_request(wanted, "http", status, time.perf_counter() - started, trace)
+
+        exchange.ticket = self.plane.submit(wanted, answer)
+
+    # ---- everything else ---------------------------------------------------------------------------------------------
+
+    def _answer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
+        self._check_key(request, path)
+        page = self.pages.get(path)
+        if page is not None:
+            if request.method not in ("GET", "HEAD"):
+                raise NotFound(f"no such address: {request.method} {path}")
+            content_type, body = page()
+            exchange.respond(200, b"content-type: %s\r\ncache-control: no-store\r\n" % content_type, [body])
+            return
+        reply = self._route(request, path.rstrip("/"))
+        if isinstance(reply, tuple):
+            _send_json(exchange, *reply)
+        else:
+            self._spawn(_send_later(exchange, reply), exchange)
+
+    def _route(self, request: HttpRequest, path: str) -> Reply | Awaitable[Reply]:
+        parts = _split_path(path.removeprefix("/"))
+        plane = self.plane
+        match (request.method, *parts):
+            case ("GET", "v2"):
+                metadata = plane.metadata
+                return 200, {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
+            case ("GET", "v2", "health", "live"):
+                return 200, None
+            case ("GET", "v2", "health", "ready"):
+                return (200 if plane.is_ready else 503), None
+            case ("GET", "v2", "models", "stats"):
+                return 200, {"model_stats": [describe_statistics(model) for model in plane.find_for_statistics("", "")]}
+            case ("POST", "v2", "repository", "index"):
+                lines = plane.index(read_json(request.body).get("ready") is True)
+                return 200, [_without_empty(line) for line in lines]
+            case ("POST", "v2", "repository", "models", name, "load"):
+                return self._load(name, read_json(request.body))
+            case ("POST", "v2", "repository", "models", name, "unload"):
+                parameters = read_json(request.body).get("parameters") or {}
+                return self._unload(name, isinstance(parameters, dict) and parameters.get("unload_dependents") is True)
+            case (method, "v2", "logging"):
+                return 200, self._log_settings(method, request.body)
+            case (method, "v2", "trace", "setting"):
+                return 200, self._trace_settings(method, "", request.body)
+            case (method, "v2", "models", name, "trace", "setting"):
+                return 200, self._trace_settings(method, name, request.body)
+            case (method, "v2", ("systemsharedmemory" | "cudasharedmemory") as kind, *rest):
+                return 200, self._shared_memory(kind, method, rest, request.body)
+            case ("GET", "v2", "models", _, *_):
+                return self._model(path.removeprefix("/v2/models/"))
+        raise NotFound(f"no such address: {request.method} {path}")
+
+    def _model(self, path: str) -> Reply:
+        name, version, rest = _split_model(path)
+        plane = self.plane
+        match rest:
+            case []:
+                return 200, describe_model(plane.find(name, version), plane.repository.versions_of(name))
+            case ["ready"]:
+                if plane.is_model_ready(name, version):
+                    return 200, None
+                return 400, {"error": f"model '{name}' is not ready"}
+            case ["config"]:
+                config = plane.find(name, version).config
+                return 200, json_format.MessageToDict(
+                    config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+                )
+            case ["stats"]:
+                return 200, {"model_stats": [describe_statistics(model) for model in plane.find_for_statistics(name, version)]}
+        raise NotFound(f"no such address below the model '{name}'")
+
+    async def _load(self, name: str, body: dict[str, Any]) -> Reply:
+        parameters = body.get("parameters") or {}
+        if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
+            raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
+        try:
+            files = {key: base64.b64decode(value, validate=True) for key, value in parameters.items() if key.startswith("file:")}
+        except binascii.Error as error:
+            raise InvalidRequest(f"a file of the load is not base64: {error}") from None
+        await self.plane.load(name, parameters.get("config", ""), files)
+        return 200, None
+
+    async def _unload(self, name: str, with_parts: bool) -> Reply:
+        await self.plane.unload(name, with_parts)
+        return 200, None
+
+    def _log_settings(self, method: str, body: bytes) -> dict[str, Any]:
+        return self.plane.settings.update_log(read_json(body)) if method == "POST" else dict(self.plane.settings.log)
+
+    def _trace_settings(self, method: str, name: str, body: bytes) -> dict[str, Any]:
+        settings = self.plane.settings
+        if name:
+            self.plane.find(name, "")
+        found = settings.update_trace(name, read_json(body)) if method == "POST" else settings.read_trace(name)
+        return {key: values if key == "trace_level" else values[0] for key, values in found.items()}
+
+    def _shared_memory(self, kind: str, method: str, rest: list[str], body: bytes) -> Any:
+        name = rest[1] if len(rest) == 3 and rest[0] == "region" else ""
+        match (method, rest[-1] if rest else ""):
+            case ("GET", "status") if kind == "cudasharedmemory":
+                return []
+            case ("POST", "unregister") if kind == "cudasharedmemory":
+                return None
+            case (_, _) if kind == "cudasharedmemory":
+                raise Unsupported("this server has no CUDA shared memory; register system shared memory instead")
+            case ("GET", "status"):
+                regions = self.plane.regions.status(name)
+                return [{"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.nbytes} for r in regions]
+            case ("POST", "register") if name:
+                found = read_json(body)
+                key, offset, nbytes = found.get("key"), found.get("offset", 0), found.get("byte_size")
+                if not isinstance(key, str) or type(offset) is not int or type(nbytes) is not int:
+                    raise InvalidRequest("a region needs a 'key' as text, a 'byte_size' and maybe an 'offset' as whole numbers")
+                return self.plane.regions.register(name, key, offset, nbytes)
+            case ("POST", "unregister"):
+                return self.plane.regions.unregister(name)
+        raise NotFound("no such address below shared memory")
+
+    def _check_key(self, request: HttpRequest, path: str) -> None:
+        if self.keys is None or path.startswith("/v2/health/") or path == "/":
+            return
+        self.keys.check(request.header(b"authorization") or request.header(b"x-api-key"))
+
+    def _spawn(self, work: Awaitable[None], exchange: Exchange) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except FerryError as error:
+                _send_fault(exchange, error)
+            except Exception as error:
+                _LOG.exception("an error of the server itself")
+                _send_fault(exchange, error)
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+def _split_path(path: str) -> list[str]:
+    try:
+        return [unquote(part, errors="strict") for part in path.split("/")]
+    except UnicodeDecodeError:
+        raise NotFound("the address is not UTF-8") from None
+
+
+def _split_model(path: str) -> tuple[str, str, list[str]]:
+    name, *rest = _split_path(path)
+    if len(rest) >= 2 and rest[0] == "versions":
+        return name, rest[1], rest[2:]
+    return name, "", rest
+
+
+@lru_cache(maxsize=1024)
+def _split_infer(path: str) -> tuple[str, str]:
+    """The model and version of an inference's address; remembered, as few addresses get nearly all requests."""
+    name, version, rest = _split_model(path.removeprefix("/v2/models/"))
+    if not path.startswith("/v2/models/") or rest != ["infer"]:
+        raise NotFound(f"no such address: {path}")
+    return name, version
+
+
+def _without_empty(line: Any) -> dict[str, str]:
+    found = {"name": line.name, "version": line.version, "state": str(line.state), "reason": line.reason}
+    return {key: value for key, value in found.items() if value or key == "name"}
+
+
+async def _send_later(exchange: Exchange, reply: Awaitable[Reply]) -> None:
+    _send_json(exchange, *await reply)
+
+
+def _send_json(exchange: Exchange, status: int, value: Any) -> None:
+    exchange.respond(status, _JSON, [] if value is None else [orjson.dumps(value)])
+
+
+def _send_fault(exchange: Exchange, error: Exception) -> int:
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+    headers = _JSON + (b"www-authenticate: Bearer\r\n" if status == 401 else b"retry-after: 1\r\n" if status == 503 else b"")
+    exchange.respond(status, headers, [orjson.dumps({"error": str(error)})])
+    return status
+
+
+def _send_outcome(exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, trace: Trace | None) -> int:
+    if isinstance(outcome, RequestFault):
+        return _send_fault(exchange, outcome)
+    header_length, body = write_response(outcome, forms)
+    headers = _JSON if header_length is None else _BINARY % header_length
+    # a client that names one coding wants it; one that lists all it could read gets what costs least
+    encoding = exchange.request.headers.get(b"accept-encoding")
+    if encoding in (b"gzip", b"deflate"):
+        body = compress(body, encoding.decode())
+        headers += b"content-encoding: %s\r\n" % encoding
+    if trace is not None:
+        headers += b"traceparent: %s\r\n" % trace.header.encode()
+    exchange.respond(200, headers, body)
+    return 200

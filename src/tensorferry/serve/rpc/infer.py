@@ -1,0 +1,118 @@
+"""An inference as gRPC carries it: ModelInferRequest and ModelInferResponse."""
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.requests import InferRequest, InferResponse, RegionSlice, WantedOutput
+from tensorferry.serve.shared_memory import Regions
+from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
+
+# the field of InferTensorContents for each datatype; the 16-bit floats only travel raw
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_EMPTY: dict[str, Any] = {}
+
+
+def read_request(message: Any, regions: Regions) -> InferRequest:
+    """The request of a ModelInferRequest."""
+    raw = message.raw_input_contents
+    at = 0
+    inputs: dict[str, Array] = {}
+    for tensor in message.inputs:
+        name = tensor.name
+        if name in inputs:
+            raise InvalidRequest(f"input '{name}' came twice")
+        place = _read_place(tensor.parameters) if tensor.parameters else None
+        datatype = check_datatype(tensor.datatype, name)
+        shape = check_shape(list(tensor.shape), name)
+        if place is not None:
+            inputs[name] = decode_bytes(datatype, shape, regions.read(place), name)
+        elif raw:
+            if at >= len(raw):
+                raise InvalidRequest(f"input '{name}' has no entry in raw_input_contents")
+            inputs[name] = decode_bytes(datatype, shape, raw[at], name)
+            at += 1
+        else:
+            inputs[name] = _read_contents(tensor, datatype, shape)
+    if at != len(raw):
+        raise InvalidRequest(f"{len(raw) - at} entries of raw_input_contents belong to no input")
+    if not inputs:
+        raise InvalidRequest("the request has no inputs")
+    parameters = {key: _value(value) for key, value in message.parameters.items()} if message.parameters else _EMPTY
+    return InferRequest(
+        model_name=message.model_name,
+        model_version=message.model_version,
+        inputs=inputs,
+        wanted=tuple(_read_output(output) for output in message.outputs),
+        id=message.id,
+        priority=_count(parameters, "priority"),
+        timeout_microseconds=_count(parameters, "timeout"),
+    )
+
+
+def write_response(response: InferResponse) -> Any:
+    """The ModelInferResponse of an answer; outputs always go raw, those in shared memory leave an empty entry."""
+    message = service_pb2.ModelInferResponse(model_name=response.model_name, model_version=response.model_version, id=response.id)
+    for output in response.outputs:
+        tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
+        if output.target is None:
+            message.raw_output_contents.append(encode_bytes(output.array))
+            continue
+        message.raw_output_contents.append(b"")
+        tensor.parameters["shared_memory_region"].string_param = output.target.region
+        tensor.parameters["shared_memory_offset"].int64_param = output.target.offset
+        tensor.parameters["shared_memory_byte_size"].int64_param = output.nbytes
+    return message
+
+
+def _read_contents(tensor: Any, datatype: str, shape: tuple[int, ...]) -> Array:
+    field = _CONTENTS.get(datatype)
+    if field is None:
+        raise InvalidRequest(f"input '{tensor.name}' of {datatype} must come in raw_input_contents")
+    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
+    if any(name != field for name in filled):
+        raise InvalidRequest(f"input '{tensor.name}' of {datatype} must use {field} alone, received {', '.join(filled)}")
+    return decode_typed(datatype, shape, getattr(tensor.contents, field), tensor.name)
+
+
+def _read_output(output: Any) -> WantedOutput:
+    if not output.parameters:
+        return WantedOutput(output.name)
+    parameters = {key: _value(value) for key, value in output.parameters.items()}
+    return WantedOutput(output.name, _count(parameters, "classification"), _read_place(output.parameters))
+
+
+def _read_place(parameters: Any) -> RegionSlice | None:
+    found = {key: _value(value) for key, value in parameters.items()}
+    region = found.get("shared_memory_region")
+    if region is None:
+        return None
+    if not isinstance(region, str) or "shared_memory_byte_size" not in found:
+        raise InvalidRequest("shared memory needs 'shared_memory_region' as text and 'shared_memory_byte_size'")
+    return RegionSlice(region, _count(found, "shared_memory_offset"), _count(found, "shared_memory_byte_size"))
+
+
+def _value(parameter: Any) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, kind) if kind else None
+
+
+def _count(parameters: dict[str, Any], key: str) -> int:
+    value = parameters.get(key, 0)
+    if type(value) is not int or value < 0:
+        raise InvalidRequest(f"'{key}' must be a whole number from zero up, received {value!r}")
+    return value

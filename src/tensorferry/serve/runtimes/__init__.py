@@ -1,0 +1,1 @@
+"""Runtimes: what runs a model's file. One file each, imported when a model needs it."""

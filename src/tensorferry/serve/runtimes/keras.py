@@ -1,0 +1,108 @@
+"""Keras 3 files (`.keras`), on whatever back end Keras is set to. Lambda layers carry code and need trust."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from tensorferry.errors import BadModel
+from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.tensors import DTYPES, Array
+
+_DATATYPES = {
+    "bool": "BOOL",
+    "string": "BYTES",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+    **{f"{sign.lower()}int{bits}": f"{sign}INT{bits}" for sign in ("U", "") for bits in (8, 16, 32, 64)},
+}
+
+
+def load(options: LoadOptions) -> "KerasRuntime":
+    """The model of a `.keras` file."""
+    if keras.backend.backend() == "tensorflow":
+        from tensorferry.serve.runtimes.tensorflow import limit_threads
+
+        limit_threads(options.num_threads)
+    return KerasRuntime(options)
+
+
+class KerasRuntime:
+    """One model for all runners."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        try:
+            model = keras.saving.load_model(options.path, compile=False, safe_mode=not options.trust)
+        except Exception as error:  # zip, JSON, HDF5 and layer errors alike
+            raise BadModel(f"Keras cannot load {options.path.name}: {error}") from None
+        if not model.built or not model.inputs:
+            raise BadModel(f"{options.path.name} does not tell its inputs; save it as a functional model")
+        self.signature = Signature(
+            tuple(_read(tensor.name, tensor) for tensor in model.inputs),
+            tuple(_read(name, tensor) for name, tensor in zip(_name_outputs(model), model.outputs, strict=True)),
+        )
+        self.call = _compile(model)
+
+    def new_runner(self) -> "KerasRunner":
+        """One more runner of the same model."""
+        return KerasRunner(self.call, self.signature)
+
+    def close(self) -> None:
+        """Drop the model."""
+        del self.call
+
+
+class KerasRunner:
+    """Calls the model as at inference."""
+
+    def __init__(self, call: Any, signature: Signature) -> None:
+        self.call = call
+        self.signature = signature
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """The named outputs."""
+        arrays = [keras.ops.convert_to_tensor(inputs[tensor.name]) for tensor in self.signature.inputs]
+        try:
+            results = keras.tree.flatten(self.call(arrays))
+        except Exception as error:  # a layer may raise whatever it likes
+            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+        by_name = {tensor.name: result for tensor, result in zip(self.signature.outputs, results, strict=True)}
+        return [np.asarray(keras.ops.convert_to_numpy(by_name[name])) for name in outputs]
+
+    def close(self) -> None:
+        """Drop the model."""
+        del self.call
+
+
+def _compile(model: Any) -> Any:
+    def call(arrays: list[Any]) -> Any:
+        return model(arrays if len(arrays) > 1 else arrays[0], training=False)
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in model.inputs]
+        return tf.function(call, input_signature=[specs])
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.inference_mode()(call)
+    return call
+
+
+def _name_outputs(model: Any) -> list[str]:
+    if isinstance(model.output, dict):
+        return list(model.output)
+    names = list(model.output_names)
+    return names if len(set(names)) == len(names) else [f"{name}_{index}" for index, name in enumerate(names)]
+
+
+def _read(name: str, tensor: Any) -> TensorSignature:
+    datatype = _DATATYPES.get(keras.backend.standardize_dtype(tensor.dtype))
+    if datatype is None or datatype not in DTYPES:
+        raise BadModel(f"'{name}' holds {tensor.dtype}, which the protocol does not have")
+    return TensorSignature(name, datatype, tuple(-1 if size is None else size for size in tensor.shape))

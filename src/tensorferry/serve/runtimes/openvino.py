@@ -1,0 +1,117 @@
+"""OpenVINO IR files. All runners share one compiled model; each has an infer request of its own."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import openvino as ov
+
+from tensorferry.errors import BadModel
+from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.tensors import DTYPES, Array
+
+_DATATYPES = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "bf16": "BF16",
+    "f32": "FP32",
+    "f64": "FP64",
+    "string": "BYTES",
+}
+_OWN = frozenset({"isolation", "padding", "batching"})  # parameters that this server reads itself
+
+
+def load(options: LoadOptions) -> "OpenvinoRuntime":
+    """The compiled model of an IR file."""
+    return OpenvinoRuntime(options)
+
+
+class OpenvinoRuntime:
+    """One compiled model for all runners."""
+
+    def __init__(self, options: LoadOptions) -> None:
+        settings = {"INFERENCE_NUM_THREADS": str(options.num_threads), "NUM_STREAMS": "1"}
+        settings |= {key: value for key, value in options.parameters.items() if key not in _OWN}
+        device = "CPU" if options.device == "cpu" else f"GPU.{options.device_id}"
+        try:
+            self.compiled = ov.Core().compile_model(str(options.path), device, settings)
+        except RuntimeError as error:
+            raise BadModel(f"OpenVINO cannot load {options.path.name}: {error}") from None
+        self.signature = Signature(_read(self.compiled.inputs), _read(self.compiled.outputs))
+
+    def new_runner(self) -> "OpenvinoRunner":
+        """One more infer request."""
+        return OpenvinoRunner(self.compiled)
+
+    def close(self) -> None:
+        """Drop the compiled model; its weights go with its last runner."""
+        del self.compiled
+
+
+class OpenvinoRunner:
+    """Runs one infer request."""
+
+    def __init__(self, compiled: ov.CompiledModel) -> None:
+        self.request = compiled.create_infer_request()
+        self.outputs = {_name(port): index for index, port in enumerate(compiled.outputs)}
+        self.names = [_name(port) for port in compiled.inputs]
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """The named outputs, copied: the request writes over its own at the next run."""
+        try:
+            for index, name in enumerate(self.names):
+                self.request.set_input_tensor(index, _to_tensor(inputs[name], name))
+            self.request.infer()
+            return [_from_tensor(self.request.get_output_tensor(self.outputs[name])) for name in outputs]
+        except RuntimeError as error:
+            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+
+    def close(self) -> None:
+        """Drop the infer request."""
+        del self.request
+
+
+def _read(ports: Sequence[ov.ConstOutput]) -> tuple[TensorSignature, ...]:
+    found = []
+    for port in ports:
+        datatype = _DATATYPES.get(port.get_element_type().get_type_name())
+        if datatype is None:
+            raise BadModel(f"'{_name(port)}' holds {port.get_element_type().get_type_name()}, which the protocol does not have")
+        shape = port.get_partial_shape()
+        has_rank = not shape.rank.is_dynamic
+        sizes = tuple(-1 if size.is_dynamic else size.get_length() for size in shape) if has_rank else ()
+        found.append(TensorSignature(_name(port), datatype, sizes, has_rank))
+    return tuple(found)
+
+
+def _name(port: ov.ConstOutput) -> str:
+    # a port may have several names or none; the first in order is the same in every run
+    return min(port.get_names(), default=port.get_node().get_friendly_name())
+
+
+def _to_tensor(array: Array, name: str) -> ov.Tensor:
+    if array.dtype.hasobject:
+        if any(element.endswith(b"\0") for element in array.flat):
+            # text goes through arrays of fixed width, which drop zeros at the end
+            raise InvalidRequest(f"input '{name}' holds text that ends with a zero byte, which OpenVINO would lose")
+        return ov.Tensor(np.array(array, dtype=np.bytes_))
+    if array.dtype == DTYPES["BF16"]:
+        return ov.Tensor(np.ascontiguousarray(array).view(np.uint16), ov.Shape(array.shape), ov.Type.bf16)
+    return ov.Tensor(np.require(array, requirements=["C", "W"]), shared_memory=True)
+
+
+def _from_tensor(tensor: ov.Tensor) -> Array:
+    kind = tensor.get_element_type().get_type_name()
+    if kind == "string":
+        return tensor.bytes_data.astype(np.object_)
+    if kind == "bf16":
+        return tensor.data.view(DTYPES["BF16"]).copy()
+    return tensor.data.copy()

@@ -1,0 +1,214 @@
+"""Instances of one model: threads that take batches from one queue and run them.
+
+Handing a batch to another thread and its answers back costs more than a tiny model does. A model whose batches have all been
+quick is therefore run by the thread that brings the requests, in place of an idle instance; one slow batch ends that.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tensorferry.serve.batching import merge, split
+from tensorferry.serve.cork import Cork
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.limiter import Limiter
+from tensorferry.serve.queueing import BatchPolicy, Job, JobQueue
+from tensorferry.serve.runtimes.runtime import Runner
+from tensorferry.serve.spec import ModelSpec
+from tensorferry.serve.stats import BatchTimes, Stats
+from tensorferry.serve.tensors import Array
+
+_QUICK_NANOSECONDS = 100_000  # about what handing a batch over and back takes
+_MIN_QUICK_BATCHES = 16  # in a row, before a model counts as quick
+_MAX_BATCHES_HERE = 4  # then the instances go on, and the thread returns to its own work
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One runner, and what it must hold while it runs."""
+
+    runner: Runner
+    needs: Mapping[str, int] = field(default_factory=dict)
+    priority: int = 0
+
+
+class Closed(Exception):
+    """The scheduler takes no more jobs: its model was swapped or unloaded."""
+
+
+class Scheduler:
+    """A queue and the threads of its instances. `submit` may be called from any thread."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        policy: BatchPolicy,
+        instances: list[Instance],
+        stats: Stats,
+        *,
+        limiter: Limiter,
+        cork: Cork,
+        name: str,
+        spare: Runner | None = None,
+    ) -> None:
+        self.spec = spec
+        self.stats = stats
+        self.limiter = limiter
+        self.cork = cork
+        self.queue = JobQueue(policy)
+        self.changed = threading.Condition(threading.Lock())
+        self.is_closed = False
+        self.num_running = 0
+        self.num_quick = 0
+        self.is_spare_busy = False
+        # `spare` is what a batch is run with outside of the instances' threads
+        self.spare = None if policy.max_delay_seconds or policy.preferred_sizes else spare
+        self.threads = [
+            threading.Thread(target=self._serve, args=(instance,), name=f"{name}#{index}", daemon=True)
+            for index, instance in enumerate(instances)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for an instance."""
+        return len(self.queue)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; raises Unavailable where the queue is full, and Closed after `close`."""
+        with self.changed:
+            if self.is_closed:
+                raise Closed
+            self.queue.push(job, time.monotonic())
+        self.cork.call(self.wake)
+
+    def wake(self) -> None:
+        """Have the queue looked at: by an idle instance, or at once where the model is quick."""
+        if self.num_quick >= _MIN_QUICK_BATCHES and self._run_here():
+            return
+        with self.changed:
+            self.changed.notify()
+
+    def close(self) -> None:
+        """Take no more jobs, finish those that wait, and end the threads and their runners."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+        for thread in self.threads:
+            thread.join()
+        with self.changed:
+            self.changed.wait_for(lambda: self.num_running == 0)
+        if self.spare is not None:
+            self.spare.close()
+
+    def _run_here(self) -> bool:
+        """Run what waits in this thread, if an instance is free; whether nothing is left."""
+        for _ in range(_MAX_BATCHES_HERE):
+            with self.changed:
+                if self.spare is None or self.is_spare_busy or self.is_closed or self.num_running >= len(self.threads):
+                    return False
+                taken = self.queue.take(time.monotonic())
+                if not taken.batch and not taken.late:
+                    return True
+                self.num_running += 1
+                self.is_spare_busy = True
+            _refuse_late(taken.late)
+            if taken.batch:
+                self._run(self.spare, taken.batch)
+            self.is_spare_busy = False
+            self._leave()
+            if self.num_quick < _MIN_QUICK_BATCHES:
+                return False
+        return False
+
+    def _leave(self) -> None:
+        with self.changed:
+            self.num_running -= 1
+            if self.is_closed:
+                self.changed.notify_all()
+
+    def _serve(self, instance: Instance) -> None:
+        while (batch := self._take()) is not None:
+            if instance.needs:
+                with self.limiter.lease(instance.needs, instance.priority):
+                    self._run(instance.runner, batch)
+            else:
+                self._run(instance.runner, batch)
+            self._leave()
+            # what a batch held must not live until the next one comes
+            del batch
+        instance.runner.close()
+
+    def _take(self) -> list[Job] | None:
+        while True:
+            with self.changed:
+                taken = self.queue.take(time.monotonic())
+                if taken.batch:
+                    self.num_running += 1
+                    if len(self.queue):
+                        self.changed.notify()
+                elif not taken.late:
+                    if self.is_closed and not len(self.queue):
+                        return None
+                    # a closing scheduler no longer waits for company
+                    self.changed.wait(0.001 if self.is_closed else taken.wait_seconds)
+                    continue
+            _refuse_late(taken.late)
+            if taken.batch:
+                return taken.batch
+
+    def _run(self, runner: Runner, batch: list[Job]) -> None:
+        started = time.perf_counter_ns()
+        waited = sum(time.monotonic() - job.queued_at for job in batch)
+        requests = [job.inputs for job in batch]
+        num_rows = [job.num_rows for job in batch]
+        try:
+            merged = merge(self.spec, requests)
+            merged_at = time.perf_counter_ns()
+            outputs = runner.run(merged, self.spec.output_names)
+            inferred_at = time.perf_counter_ns()
+            self._check(outputs, sum(num_rows))
+            parts = split(self.spec, outputs, requests, num_rows)
+        except Exception as error:
+            self._fail(runner, batch, error)
+            return
+        times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
+        is_quick = times.split - started < _QUICK_NANOSECONDS
+        self.num_quick = self.num_quick + 1 if is_quick else 0
+        self.stats.record_batch(sum(num_rows), len(batch), round(waited * 1e9), times)
+        for job, part in zip(batch, parts, strict=True):
+            _finish(job, part)
+
+    def _check(self, outputs: list[Array], num_rows: int) -> None:
+        if not self.spec.is_batched:
+            return
+        for output, spec in zip(outputs, self.spec.outputs, strict=True):
+            if output.ndim == 0 or output.shape[0] != num_rows:
+                raise ModelFault(
+                    f"output '{spec.name}' of model '{self.spec.name}' has the shape {list(output.shape)} for {num_rows} rows; "
+                    "the model is no batch model, so its max_batch_size must be 0"
+                )
+
+    def _fail(self, runner: Runner, batch: list[Job], error: Exception) -> None:
+        if len(batch) > 1 and not isinstance(error, ModelFault):
+            # one request that the model cannot run must not fail its neighbours
+            for job in batch:
+                self._run(runner, [job])
+            return
+        fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
+        for job in batch:
+            _finish(job, fault)
+
+
+def _refuse_late(jobs: list[Job]) -> None:
+    for job in jobs:
+        _finish(job, Unavailable("the request waited in the queue for longer than its time-out"))
+
+
+def _finish(job: Job, outcome: list[Array] | RequestFault) -> None:
+    if isinstance(outcome, InvalidRequest | ModelFault) and outcome.__traceback__ is not None:
+        # the frames of the traceback would keep the whole batch alive for as long as someone holds the error
+        outcome = outcome.with_traceback(None)
+    job.done(outcome)

@@ -1,0 +1,184 @@
+"""What one model takes and gives, in plain values made from its configuration."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadModel
+from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.tensors import DATATYPES, DTYPES, Array
+
+_PADDING = "padding"  # the parameter of a configuration that names inputs to pad
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output; -1 in `shape` is any size. A batch dimension is part of `shape`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None  # what the runtime sees after the batch dimension, where it differs
+    labels: tuple[str, ...] = ()
+    pad_value: float | None = None  # requests of different sizes are padded with it to one batch
+
+    def check(self, array: Array, is_batched: bool) -> Array:
+        """`array` as the runtime takes it, if it is one of these."""
+        if array.dtype != DTYPES[self.datatype]:
+            raise InvalidRequest(f"input '{self.name}' is {self.datatype}, received {DATATYPES[array.dtype]}")
+        if array.shape != self.shape:
+            self._check_sizes(array.shape)
+        if self.reshape is None:
+            return array
+        head = array.shape[:1] if is_batched else ()
+        sizes = array.shape[len(head) :]
+        return array.reshape(head + fill_sizes(self.reshape, self.shape[len(head) :], sizes))
+
+    def _check_sizes(self, shape: tuple[int, ...]) -> None:
+        if len(shape) == len(self.shape):
+            for size, wanted in zip(shape, self.shape, strict=True):
+                if wanted not in (-1, size):
+                    break
+            else:
+                return
+        raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(shape)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model: its tensors, and how many rows a batch may have (0: it has no batch dimension)."""
+
+    name: str
+    max_batch_size: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    by_name: dict[str, TensorSpec] = field(init=False)
+    output_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {spec.name: spec for spec in self.inputs})
+        object.__setattr__(self, "output_names", tuple(spec.name for spec in self.outputs))
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the first dimension counts rows."""
+        return self.max_batch_size > 0
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether requests of different sizes may share a batch."""
+        return any(spec.pad_value is not None for spec in self.inputs)
+
+    @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether every row takes as many bytes as any other."""
+        return all(spec.datatype != "BYTES" and -1 not in spec.shape[self.is_batched :] for spec in self.inputs)
+
+    def check_inputs(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], int]:
+        """The inputs as the runtime takes them, and how many rows they are."""
+        checked: dict[str, Array] = {}
+        rows = 1
+        for name, array in arrays.items():
+            spec = self.by_name.get(name)
+            if spec is None:
+                known = ", ".join(repr(known.name) for known in self.inputs)
+                raise InvalidRequest(f"model '{self.name}' has no input {name!r}; it has {known}")
+            checked[name] = spec.check(array, self.is_batched)
+            if self.is_batched:
+                rows = array.shape[0]
+        if len(checked) != len(self.inputs):
+            missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in checked]
+            if missing:
+                raise InvalidRequest(f"model '{self.name}' also needs the input {', '.join(map(repr, missing))}")
+            if not checked:
+                raise InvalidRequest(f"model '{self.name}' needs at least one of its inputs")
+        if self.is_batched:
+            self._check_rows(arrays, rows)
+        return checked, rows
+
+    def _check_rows(self, arrays: dict[str, Array], rows: int) -> None:
+        if any(array.shape[0] != rows for array in arrays.values()):
+            raise InvalidRequest(f"the inputs of model '{self.name}' differ in their batch size")
+        if not 1 <= rows <= self.max_batch_size:
+            raise InvalidRequest(f"model '{self.name}' takes batches of 1 to {self.max_batch_size}, received {rows}")
+
+
+def make_spec(config: Any, folder: Path) -> ModelSpec:
+    """The spec that a complete ModelConfig means; label files are read from `folder`."""
+    is_batched = config.max_batch_size > 0
+    pads = _read_padding(config)
+    inputs = tuple(
+        TensorSpec(
+            name=tensor.name,
+            datatype=datatype_name(tensor.data_type),
+            shape=((-1,) if is_batched else ()) + tuple(tensor.dims),
+            optional=tensor.optional,
+            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+            pad_value=pads.pop(tensor.name, None),
+        )
+        for tensor in config.input
+    )
+    if pads:
+        raise BadModel(f"model '{config.name}' pads {', '.join(pads)}, which is none of its inputs")
+    outputs = tuple(
+        TensorSpec(
+            name=tensor.name,
+            datatype=datatype_name(tensor.data_type),
+            shape=((-1,) if is_batched else ()) + tuple(tensor.dims),
+            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+            labels=_read_labels(folder, tensor.label_filename),
+        )
+        for tensor in config.output
+    )
+    return ModelSpec(config.name, config.max_batch_size, inputs, outputs)
+
+
+def datatype_name(number: int) -> str:
+    """The protocol's word for a datatype of a configuration."""
+    from tritonclient.grpc import model_config_pb2
+
+    name = model_config_pb2.DataType.Name(number).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
+
+
+def datatype_number(datatype: str) -> int:
+    """A configuration's number for a datatype of the protocol."""
+    from tritonclient.grpc import model_config_pb2
+
+    return model_config_pb2.DataType.Value("TYPE_" + ("STRING" if datatype == "BYTES" else datatype))
+
+
+def fill_sizes(wanted: tuple[int, ...], source: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """`wanted` for one tensor: its -1 stand, in order, for the `sizes` where `source` has -1.
+
+    >>> fill_sizes((1, -1, -1), (-1, 3, -1), (7, 3, 5))
+    (1, 7, 5)
+    """
+    variable = iter([size for size, free in zip(sizes, source, strict=False) if free == -1])
+    return tuple(next(variable, -1) if size == -1 else size for size in wanted)
+
+
+def _read_labels(folder: Path, filename: str) -> tuple[str, ...]:
+    if not filename:
+        return ()
+    path = folder / filename
+    if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+        raise BadModel(f"the labels {filename!r} are not in {folder}")
+    return tuple(path.read_text("utf-8").splitlines())
+
+
+def _read_padding(config: Any) -> dict[str, float]:
+    text = config.parameters[_PADDING].string_value if _PADDING in config.parameters else ""
+    pads: dict[str, float] = {}
+    for item in filter(None, (item.strip() for item in text.split(","))):
+        name, _, value = item.rpartition("=")
+        try:
+            pads[name.strip()] = float(value)
+        except ValueError:
+            name = ""
+        if not name:
+            raise BadModel(f"cannot read the padding {item!r} of model '{config.name}'; write for example 'input_ids=0'")
+    if pads and config.max_batch_size < 1:
+        raise BadModel(f"model '{config.name}' pads but has no batch dimension; give it a max_batch_size")
+    return pads

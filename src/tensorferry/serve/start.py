@@ -1,0 +1,35 @@
+"""The way from the command line into the server: says what to install where the extra is missing."""
+
+from tensorferry.errors import MissingExtra
+from tensorferry.serve.options import BenchOptions, ServeOptions
+
+
+def start(options: ServeOptions) -> int:
+    """Serve until told to stop; the exit code."""
+    try:
+        from tensorferry.serve.server import serve
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'ferry serve needs {error.name}, which is not installed: pip install "tensorferry[serve]"') from error
+    return serve(options)
+
+
+def bench(options: BenchOptions) -> int:
+    """Measure a server and print a line for every concurrency; the exit code is 1 where a request failed."""
+    try:
+        from tensorferry.serve.bench import Target, measure
+        from tensorferry.serve.bench_table import HEADER, format_row
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'ferry bench-serve needs {error.name}: pip install "tensorferry[serve]"') from error
+    target = Target(
+        url=options.url if "://" in options.url else f"http://{options.url}",
+        model=options.model,
+        version=options.version,
+        num_rows=options.num_rows,
+        shapes=options.shapes,
+        api_key=options.api_key,
+        seconds=options.seconds,
+        as_json=options.as_json,
+    )
+    print(HEADER)
+    results = measure(target, list(options.concurrencies), lambda result: print(format_row(result), flush=True))
+    return 1 if any(result.num_errors for result in results) else 0

@@ -1,0 +1,176 @@
+"""Tensors as they travel: the protocol's datatypes, and bytes or JSON to arrays and back.
+
+Nothing here trusts a length: memory is only taken for bytes that have arrived.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.serve.faults import InvalidRequest
+
+Array = NDArray[Any]
+
+DTYPES: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+_FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+_MAX_RANK = 32
+_MAX_ELEMENTS = 2**56  # more cannot be addressed, even where a zero among the sizes leaves nothing to address
+_LENGTH = struct.Struct("<I")
+
+
+def check_datatype(datatype: object, name: str) -> str:
+    """`datatype` if the protocol has it."""
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise InvalidRequest(f"tensor '{name}' has an unknown datatype {datatype!r}; expected one of {', '.join(DTYPES)}")
+    return datatype
+
+
+def check_shape(shape: object, name: str) -> tuple[int, ...]:
+    """`shape` as a tuple of whole numbers that are not negative."""
+    if not isinstance(shape, list) or len(shape) > _MAX_RANK:
+        raise InvalidRequest(f"tensor '{name}' needs a shape of at most {_MAX_RANK} whole numbers")
+    for size in shape:
+        if type(size) is not int or size < 0:
+            raise InvalidRequest(f"tensor '{name}' has a shape with something else than whole numbers from zero up")
+    if math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
+        raise InvalidRequest(f"tensor '{name}' has the shape {shape}, which is beyond any memory")
+    return tuple(shape)
+
+
+def decode_bytes(datatype: str, shape: tuple[int, ...], data: bytes | memoryview, name: str) -> Array:
+    """The array that `data` holds: row-major, little-endian; BYTES elements each follow their length of four bytes."""
+    num_elements = math.prod(shape)
+    if datatype == "BYTES":
+        return _decode_strings(num_elements, memoryview(data), name).reshape(shape)
+    dtype = DTYPES[datatype]
+    if num_elements * dtype.itemsize != len(data):
+        raise InvalidRequest(
+            f"tensor '{name}' of {datatype} and shape {list(shape)} takes {num_elements * dtype.itemsize} bytes, "
+            f"received {len(data)}"
+        )
+    if num_elements == 0:
+        return np.empty(shape, dtype)
+    if datatype == "BOOL":
+        # any byte but zero is true; numpy's own booleans may only be 0 or 1
+        return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
+    array: Array = np.frombuffer(data, dtype).reshape(shape)
+    # behind a JSON header the bytes start anywhere, and runtimes may use aligned loads
+    return array if array.flags.aligned else array.copy()
+
+
+def encode_bytes(array: Array) -> bytes:
+    """The bytes of `array` as the protocol sends them."""
+    if array.dtype.hasobject:
+        return b"".join(_LENGTH.pack(len(element)) + element for element in array.reshape(-1).tolist())
+    return array.tobytes()
+
+
+def decode_json(datatype: str, shape: tuple[int, ...], data: object, name: str) -> Array:
+    """The array of a JSON list, flat or nested."""
+    if not isinstance(data, list):
+        raise InvalidRequest(f"tensor '{name}' needs its data as a list")
+    values = _strings_of_json(data, name) if datatype == "BYTES" else _numbers_of_json(datatype, data, name)
+    if values.size != math.prod(shape):
+        raise InvalidRequest(f"tensor '{name}' of shape {list(shape)} takes {math.prod(shape)} elements, received {values.size}")
+    return values.reshape(shape)
+
+
+def encode_json(array: Array, name: str) -> Array | list[str]:
+    """The elements of `array`, row-major, as something that orjson writes as a list."""
+    if array.dtype.hasobject:
+        try:
+            return [element.decode() for element in array.reshape(-1).tolist()]
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"output '{name}' holds bytes that are not UTF-8 text; ask for it as binary data") from None
+    if array.dtype.kind != "f" and array.dtype != DTYPES["BF16"]:
+        return np.ascontiguousarray(array).reshape(-1)
+    if not np.isfinite(array).all():
+        raise InvalidRequest(f"output '{name}' holds NaN or infinity, which JSON cannot carry; ask for it as binary data")
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return flat.astype(np.float32) if array.dtype.itemsize == 2 else flat
+
+
+def decode_typed(datatype: str, shape: tuple[int, ...], values: Sequence[Any], name: str) -> Array:
+    """The array of a typed list, such as protobuf's repeated fields, which may be wider than the datatype."""
+    if len(values) != math.prod(shape):
+        raise InvalidRequest(f"tensor '{name}' of shape {list(shape)} takes {math.prod(shape)} elements, received {len(values)}")
+    if datatype == "BYTES":
+        array = np.empty(len(values), np.object_)
+        array[:] = values
+        return array.reshape(shape)
+    try:
+        return np.array(values, DTYPES[datatype]).reshape(shape)
+    except OverflowError:
+        raise InvalidRequest(f"tensor '{name}' holds a value beyond {datatype}") from None
+
+
+def _decode_strings(num_elements: int, data: memoryview, name: str) -> Array:
+    if num_elements * _LENGTH.size > len(data):
+        raise InvalidRequest(f"tensor '{name}' names {num_elements} BYTES elements, but only {len(data)} bytes came")
+    array = np.empty(num_elements, np.object_)
+    at = 0
+    for index in range(num_elements):
+        begin = at + _LENGTH.size
+        if begin > len(data):
+            raise InvalidRequest(f"tensor '{name}' ends within the length of its BYTES element {index}")
+        at = begin + _LENGTH.unpack_from(data, at)[0]
+        if at > len(data):
+            raise InvalidRequest(f"tensor '{name}' ends within its BYTES element {index}")
+        array[index] = bytes(data[begin:at])
+    if at != len(data):
+        raise InvalidRequest(f"tensor '{name}' has {len(data) - at} bytes after its last BYTES element")
+    return array
+
+
+def _strings_of_json(data: list[Any], name: str) -> Array:
+    while any(isinstance(element, list) for element in data):
+        if not all(isinstance(element, list) for element in data):
+            raise InvalidRequest(f"tensor '{name}' mixes lists and elements")
+        data = [inner for element in data for inner in element]
+    array = np.empty(len(data), np.object_)
+    for index, element in enumerate(data):
+        if not isinstance(element, str):
+            raise InvalidRequest(f"tensor '{name}' of BYTES takes text in JSON, received {type(element).__name__}")
+        array[index] = element.encode()
+    return array
+
+
+def _numbers_of_json(datatype: str, data: list[Any], name: str) -> Array:
+    dtype = DTYPES[datatype]
+    try:
+        values = np.array(data)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(f"tensor '{name}' has data whose lists differ in length or depth") from None
+    if values.size == 0:
+        return np.empty(0, dtype)
+    allowed = "b" if datatype == "BOOL" else "iuf" if datatype in _FLOATS else "iu"
+    if values.dtype.kind not in allowed:
+        raise InvalidRequest(f"tensor '{name}' has data that is not {datatype}")
+    if allowed == "iu":
+        bounds = np.iinfo(dtype)
+        if int(values.min()) < bounds.min or int(values.max()) > bounds.max:
+            raise InvalidRequest(f"tensor '{name}' holds a value beyond {datatype}")
+    with np.errstate(over="ignore"):
+        # a number beyond a float's range becomes infinity, as it does in every JSON reader
+        return values.reshape(-1).astype(dtype)

@@ -1,0 +1,40 @@
+"""What the command line says where the extra is missing, and that it loads nothing that it does not need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from models import save_scale
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments", [["serve", "."], ["bench-serve", "localhost:1", "model"]])
+def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: list[str]) -> None:
+    missing = "import sys; sys.modules['uvloop'] = sys.modules['orjson'] = None"
+    done = run(f"{missing}; from tensorferry.cli import main; sys.exit(main({arguments}))")
+    assert done.returncode == 2
+    assert 'pip install "tensorferry[serve]"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_server_loads_no_framework_and_no_runtime_before_a_model_needs_it(tmp_path: Path) -> None:
+    heavy = ("torch", "tensorflow", "keras", "onnxruntime", "openvino")
+    save_scale(tmp_path, "double", 2.0)
+    code = f"""
+import sys
+from pathlib import Path
+import tensorferry.serve.server
+print([name for name in {heavy} if name in sys.modules])
+from tensorferry.serve.loading import Workshop
+from tensorferry.serve.repository import Repository
+repository = Repository(Path({str(tmp_path)!r}), Workshop())
+repository.load_all()
+print([name for name in {heavy} if name in sys.modules], len(repository.models()))
+repository.close()
+"""
+    done = run(code)
+    assert done.stdout.splitlines() == ["[]", "['onnxruntime'] 1"], done.stderr
