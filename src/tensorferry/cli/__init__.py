@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import NoReturn
 
 from tensorferry import FerryError, __version__
 from tensorferry.cli import bench_serve, demo, serve
@@ -9,9 +10,17 @@ from tensorferry.cli import bench_serve, demo, serve
 _VERBS = (demo, serve, bench_serve)
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, as all of ours."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="ferry", description="Train what does not fit, inside a memory budget in bytes.")
+    parser = Parser(prog="ferry", description="Train what does not fit, inside a memory budget in bytes.")
     parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for verb in _VERBS:
