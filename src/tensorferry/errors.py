@@ -12,6 +12,8 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
+├── BadMachine           no such machine, or an entry that cannot be read
+├── BadModel             no such model, or one that cannot be built or called as asked
 └── MissingExtra         an optional package is not installed
 """
 
@@ -69,6 +71,14 @@ class BadPlan(FerryError, ValueError):
 
 class NotTraceable(FerryError):
     """A step that cannot be followed without running it."""
+
+
+class BadMachine(FerryError, ValueError):
+    """No such machine, or an entry that cannot be read."""
+
+
+class BadModel(FerryError, ValueError):
+    """No such model, or one that cannot be built or called as asked."""
 
 
 class MissingExtra(FerryError, ImportError):

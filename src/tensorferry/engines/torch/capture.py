@@ -15,7 +15,7 @@ from tensorferry.engines.torch.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.standing import model_nbytes, persistent_blocks
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
-from tensorferry.plan import Machine
+from tensorferry.plan import Machine, time_trace
 from tensorferry.tiers import this_machine
 from tensorferry.trace import Trace
 
@@ -49,7 +49,7 @@ def capture(
         names = LayerNames(model)
         stack.enter_context(names.watching())
         step = RecordingStep(store, Recorder(model, clones, names))
-        _run_recorded(step_fn, step, store, model)
+        run_recorded(step_fn, step, store, model)
         return step.recorder.trace(measured=True, device=device.type)
 
 
@@ -64,9 +64,9 @@ def _capture_fake(
             store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
             names = LayerNames(model)
             with names.watching():
-                step = FakeStep(store, Recorder(model, fake_device, names), machine, "fp32")
-                _run_recorded(step_fn, step, store, model)
-                return step.recorder.trace(measured=False, device=device.type)
+                step = FakeStep(store, Recorder(model, fake_device, names))
+                run_recorded(step_fn, step, store, model)
+                return time_trace(step.trace(), machine)
     except Exception as error:  # whatever a user's step can raise
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         raise NotTraceable(
@@ -74,9 +74,11 @@ def _capture_fake(
         ) from error
 
 
-def _run_recorded(
+def run_recorded(
     step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module
 ) -> None:
+    """Run a step while it is recorded."""
+
     def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
 
