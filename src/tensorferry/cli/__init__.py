@@ -4,9 +4,9 @@ import argparse
 import sys
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import demo
+from tensorferry.cli import demo, estimate
 
-_VERBS = (demo,)
+_VERBS = (demo, estimate)
 
 
 def make_parser() -> argparse.ArgumentParser:
