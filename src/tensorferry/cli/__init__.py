@@ -4,9 +4,9 @@ import argparse
 import sys
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import demo, estimate
+from tensorferry.cli import demo, estimate, machines
 
-_VERBS = (demo, estimate)
+_VERBS = (demo, estimate, machines)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -42,7 +42,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--policy", default="ferry", metavar="NAME", help="ferry, or swap-all: everything, as TFLMS did (default %(default)s)"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the machines' entries, as link_out=25GB/s"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a value of the machines, as link_out=25GB/s",
     )
     parser.add_argument("--json", action="store_true", help="write the estimate as JSON to stdout instead of the table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the timelines")

@@ -29,7 +29,7 @@ MIN_NBYTES = 2**20  # smaller storages stay, as in training
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")
-POLICIES = {"ferry": make_plan, "swap-all": make_swap_all_plan}
+POLICIES: dict[str, Callable[[Trace, int, Machine], Plan]] = {"ferry": make_plan, "swap-all": make_swap_all_plan}
 AXES = ("batch", "resolution")
 _SHRINK = 0.97  # a size whose tier is too small is tried again at this share
 
@@ -176,9 +176,7 @@ def estimate(
     for machine in machines:
         rate_of(machine, precision)
     rows = tuple(study.look_at(machine) for machine in machines)
-    return Estimate(
-        subject.name, study.inputs, study.loss, study.optimizer, study.precision, study.policy, rows, study.axis
-    )
+    return Estimate(subject.name, study.inputs, study.loss, study.optimizer, study.precision, study.policy, rows, study.axis)
 
 
 @dataclass(frozen=True)

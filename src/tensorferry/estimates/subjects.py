@@ -136,7 +136,7 @@ def _load_factory(text: str) -> Callable[[], Any]:
     if not callable(factory):
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise BadModel(f"{where} has no function {function!r}{nearest(function, names)}")
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -15,7 +15,7 @@ from tensorferry.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from tensorferry.estimates.estimate import Estimate, Limit, Outlook, Row
 
-NUM_COLUMNS = 140
+NUM_COLUMNS = 200  # wide enough for every column; a terminal wraps what it has no room for, and nothing is cut off
 COLUMNS = (
     *("machine", "memory", "plain peak", "fits", "kept", "swapped", "recomputed", "step", "overhead"),
     *("compute", "link", "samples/s", "bottleneck"),
@@ -76,14 +76,14 @@ def signed_percent(share: float) -> str:
 def text_parts(estimate: "Estimate") -> Iterator[RenderableType]:
     """What to print, from top to bottom."""
     yield Text(headline(estimate), style="bold")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
     for row in estimate.rows:
         table.add_row(*row_texts(row))
     yield table
     if estimate.axis is not None:
-        limits = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        limits = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         policy = estimate.policy
         for name in (f"largest {estimate.axis}", "plain", f"with {policy}", "overhead", "plain samples/s", f"{policy} samples/s"):
             limits.add_column(name, justify="left" if name.startswith("largest") else "right", no_wrap=True)

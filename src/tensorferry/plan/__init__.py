@@ -2,8 +2,8 @@
 
 from tensorferry.plan.floor import Floor, find_floor
 from tensorferry.plan.machine import Machine, TierSpeed
-from tensorferry.plan.plan import Action, Decision, Plan
 from tensorferry.plan.machines import find_machine, list_machines
+from tensorferry.plan.plan import Action, Decision, Plan
 from tensorferry.plan.planner import make_plan
 from tensorferry.plan.roofline import time_trace
 from tensorferry.plan.simulate import simulate

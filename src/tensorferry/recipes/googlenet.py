@@ -57,9 +57,7 @@ class GoogLeNet(nn.Module):
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            Conv(3, 64, 7, stride=2), _halve(), Conv(64, 64, 1), Conv(64, 192, 3), _halve()
-        )
+        self.stem = nn.Sequential(Conv(3, 64, 7, stride=2), _halve(), Conv(64, 64, 1), Conv(64, 192, 3), _halve())
         self.stages = nn.Sequential()
         num_in = 192
         for position, stage in enumerate(_STAGES):

@@ -74,9 +74,7 @@ def _capture_fake(
         ) from error
 
 
-def run_recorded(
-    step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module
-) -> None:
+def run_recorded(step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module) -> None:
     """Run a step while it is recorded."""
 
     def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

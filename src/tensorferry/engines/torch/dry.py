@@ -6,14 +6,19 @@ reordered by oneDNN, fused attention also with dropout, autocast's accelerator r
 """
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -35,9 +40,9 @@ DTYPES = {
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, **how: torch.optim.SGD(p, lr=0.1, momentum=0.9, **how),
-    "adam": lambda p, **how: torch.optim.Adam(p, **how),
-    "adamw": lambda p, **how: torch.optim.AdamW(p, **how),
-    "rmsprop": lambda p, **how: torch.optim.RMSprop(p, **how),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
 }
 LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")
 _TORCH_FOLDER = str(Path(torch.__file__).parent)
@@ -120,7 +125,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
             if on_gpu:
                 stack.enter_context(_GpuRules(step.precision))
             loss = compute_loss(_call(model, inputs), step.loss)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -145,7 +150,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 def _call(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
     try:
         return model(*inputs)
-    except (torch._subclasses.fake_tensor.DataDependentOutputException, torch._subclasses.fake_tensor.DynamicOutputShapeException) as error:
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NotTraceable(
             f"the model's control flow depends on values{_where(error)} ({_first_line(error)}), "
             "which a step that is not run does not have; capture it with ferry.capture(..., fake=False)"
