@@ -198,14 +198,15 @@ class Study:
             return Row(machine, now)
         return Row(machine, now, self._find_largest_plain(machine), self._find_largest(machine))
 
-    def judge(self, captured: Trace, machine: Machine, inputs: Inputs) -> Outlook:
-        """What becomes of a captured step on a machine."""
+    def judge(self, captured: Trace, machine: Machine, inputs: Inputs, policy: str | None = None) -> Outlook:
+        """What becomes of a captured step on a machine; `policy` None is the study's own."""
+        policy = policy or self.policy
         trace = pin_small(time_trace(captured, machine, self.precision), MIN_NBYTES)
         outlook = Outlook(inputs, trace, machine.usable_nbytes)
-        if outlook.fits_plain and self.policy == "ferry":
+        if outlook.fits_plain and policy == "ferry":
             return outlook
         try:
-            plan = POLICIES[self.policy](trace, machine.usable_nbytes, machine)
+            plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
         except BudgetTooSmall as error:
             return replace(outlook, smallest_nbytes=error.smallest_nbytes)
         except TierFull:

@@ -67,7 +67,9 @@ def _verdict(estimate: "Estimate") -> str:
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<div class="wide" tabindex="0"><table class="tight"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
 
 
 def _make_panel(row: "Row") -> Panel | None:

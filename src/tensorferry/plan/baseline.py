@@ -1,7 +1,7 @@
 """Swap everything: the policy of earlier systems, as a plan to compare with.
 
 TFLMS (Le et al. 2018, arXiv:1807.02037) sends every tensor that backward waits for to the host after its last use in forward,
-and starts it back a fixed number of ops before backward needs it. It keeps nothing, recomputes nothing, and does not look at the
+and by default starts it back one op before backward needs it. It keeps nothing, recomputes nothing, and does not look at the
 link. Here the same storages that our planner may move are swapped, in the same simulator.
 """
 
@@ -16,7 +16,7 @@ from tensorferry.plan.tables import make_tables
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
-AHEAD_OPS = 10  # a copy in starts this many ops before it is wanted; views do not count
+AHEAD_OPS = 1  # a copy in starts this many ops before it is wanted (TFLMS's default); views do not count
 
 
 def make_swap_all_plan(
