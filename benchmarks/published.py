@@ -12,9 +12,8 @@ plan is slower than swap-all's anywhere, or less than twice as fast on PCIe 3 at
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tensorferry.estimates.estimate import Outlook, Row, Study
+from tensorferry.estimates.estimate import Row, Study
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import find_subject
 from tensorferry.plan import find_machine, time_trace
@@ -192,10 +191,8 @@ def fight(name: str, study: Study, row: Row) -> Iterator[Duel]:
     for ratio in RATIOS:
         inputs, real_ratio = _grow(study, plain, ratio)
         grown = replace(study, inputs=inputs, axis=None)
-        trace = grown.ladder("gpu").at(inputs[0].shape[0])
         for machine in (NVLINK, PCIE, SHARED):
-            judge: Callable[[str], Outlook] = partial(grown.judge, trace, find_machine(machine), inputs)
-            swap_all, ferry = judge("swap-all"), judge("ferry")
+            swap_all, ferry = (grown.judge(inputs[0].shape[0], find_machine(machine), policy) for policy in ("swap-all", "ferry"))
             yield Duel(f"{name} {inputs[0]} ({real_ratio:.2f}x)", machine, ratio, swap_all.overhead, ferry.overhead)
 
 

@@ -44,7 +44,7 @@ def _outlook(outlook: "Outlook") -> dict[str, Any]:
     planned = {f"{action}_nbytes": plan.nbytes(action) for action in Action} if plan is not None else {}
     return {
         "inputs": [str(given) for given in outlook.inputs],
-        "plain_peak_nbytes": outlook.trace.plain_peak_nbytes,
+        "plain_peak_nbytes": outlook.plain_peak_nbytes,
         "fits_plain": outlook.fits_plain,
         "fits": outlook.fits,
         "smallest_nbytes": outlook.smallest_nbytes,

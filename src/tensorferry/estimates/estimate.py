@@ -31,6 +31,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")
 POLICIES: dict[str, Callable[[Trace, int, Machine], Plan]] = {"ferry": make_plan, "swap-all": make_swap_all_plan}
 AXES = ("batch", "resolution")
+_PLANNED_KERNELS = {"gpu": "gpu", "cpu": "cpu-lean"}  # by a machine's kind: the kernels of a step under a plan
 _SHRINK = 0.97  # a size whose tier is too small is tried again at this share
 
 
@@ -40,6 +41,7 @@ class Outlook:
 
     inputs: Inputs
     trace: Trace  # timed for the machine
+    plain_peak_nbytes: int  # when everything is kept
     usable_nbytes: int
     plan: Plan | None = None  # None: it fits plain, or not at all
     timeline: Timeline | None = None
@@ -53,7 +55,7 @@ class Outlook:
     @property
     def fits_plain(self) -> bool:
         """Whether it trains with everything kept."""
-        return self.trace.plain_peak_nbytes <= self.usable_nbytes
+        return self.plain_peak_nbytes <= self.usable_nbytes
 
     @property
     def step_seconds(self) -> float:
@@ -193,18 +195,20 @@ class Study:
 
     def look_at(self, machine: Machine) -> Row:
         """The row of one machine."""
-        now = self.judge(self.ladder(machine.kind).at(self._start), machine, self.inputs)
+        now = self.judge(self._start, machine)
         if self.axis is None:
             return Row(machine, now)
         return Row(machine, now, self._find_largest_plain(machine), self._find_largest(machine))
 
-    def judge(self, captured: Trace, machine: Machine, inputs: Inputs, policy: str | None = None) -> Outlook:
-        """What becomes of a captured step on a machine; `policy` None is the study's own."""
+    def judge(self, size: int, machine: Machine, policy: str | None = None) -> Outlook:
+        """What becomes of a step of that batch or resolution on a machine; `policy` None is the study's own."""
         policy = policy or self.policy
-        trace = pin_small(time_trace(captured, machine, self.precision), MIN_NBYTES)
-        outlook = Outlook(inputs, trace, machine.usable_nbytes)
+        outlook = self._judge_plain(size, machine)
         if outlook.fits_plain and policy == "ferry":
             return outlook
+        captured = self.ladder(_PLANNED_KERNELS[machine.kind]).at(size)
+        trace = pin_small(time_trace(captured, machine, self.precision), MIN_NBYTES)
+        outlook = replace(outlook, trace=trace)
         try:
             plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
         except BudgetTooSmall as error:
@@ -213,6 +217,10 @@ class Study:
             return replace(outlook, smallest_nbytes=find_floor(trace).nbytes)
         return replace(outlook, plan=plan, timeline=simulate(trace, plan, machine))
 
+    def _judge_plain(self, size: int, machine: Machine) -> Outlook:
+        trace = time_trace(self.ladder(machine.kind).at(size), machine, self.precision)
+        return Outlook(self.inputs_at(size), trace, trace.plain_peak_nbytes, machine.usable_nbytes)
+
     def ladder(self, kernels: str) -> Ladder:
         """The traces of all sizes for one kind of kernels."""
         return self._ladders[kernels]
@@ -220,7 +228,7 @@ class Study:
     @cached_property
     def _ladders(self) -> dict[str, Ladder]:
         step = self.subject.edge_step if self.axis == "resolution" else 1
-        return {kernels: self._make_ladder(kernels, step) for kernels in ("gpu", "cpu")}
+        return {kernels: self._make_ladder(kernels, step) for kernels in ("gpu", "cpu", "cpu-lean")}
 
     def _make_ladder(self, kernels: str, step: int) -> Ladder:
         num_edges = len(self.inputs[0].edges) if self.axis == "resolution" else 1
@@ -246,13 +254,10 @@ class Study:
     def _find_largest_plain(self, machine: Machine) -> Limit:
         ladder = self.ladder(machine.kind)
         size = ladder.find_largest(lambda trace: trace.plain_peak_nbytes <= machine.usable_nbytes)
-        if not size:
-            return Limit(0, None)
-        trace = time_trace(ladder.at(size), machine, self.precision)
-        return Limit(size, Outlook(self.inputs_at(size), trace, machine.usable_nbytes))
+        return Limit(size, self._judge_plain(size, machine) if size else None)
 
     def _find_largest(self, machine: Machine) -> Limit:
-        ladder = self.ladder(machine.kind)
+        ladder = self.ladder(_PLANNED_KERNELS[machine.kind])
         capacity = machine.tiers[0].capacity_nbytes if machine.tiers else 0
 
         def fits(trace: Trace) -> bool:
@@ -264,7 +269,7 @@ class Study:
 
         size = ladder.find_largest(fits)
         while size:
-            outlook = self.judge(ladder.at(size), machine, self.inputs_at(size))
+            outlook = self.judge(size, machine)
             if outlook.fits:
                 return Limit(size, outlook)
             size = min(size - ladder.step, int(_SHRINK * size)) // ladder.step * ladder.step

@@ -21,7 +21,7 @@ class Step:
     loss: str
     optimizer: str
     precision: str
-    kernels: str  # "gpu" or "cpu": whose kernels run it
+    kernels: str  # whose kernels run it: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
 def capture_step(make_model: Callable[[], Any], step: Step) -> Trace:

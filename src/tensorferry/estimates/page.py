@@ -56,7 +56,7 @@ def html_page(estimate: "Estimate") -> str:
 def _verdict(estimate: "Estimate") -> str:
     plain = sum(row.outlook.fits_plain for row in estimate.rows)
     planned = sum(row.outlook.fits and not row.outlook.fits_plain for row in estimate.rows)
-    peak = format_bytes(max(row.outlook.trace.plain_peak_nbytes for row in estimate.rows))
+    peak = format_bytes(max(row.outlook.plain_peak_nbytes for row in estimate.rows))
     if len(estimate.rows) == 1:
         row = estimate.rows[0]
         how = "fits plain" if plain else f"fits with {estimate.policy}" if planned else "does not fit"
@@ -86,7 +86,7 @@ def _make_panel(row: "Row") -> Panel | None:
 
 
 def _keep_all(row: "Row") -> Plan:
-    trace, peak = row.outlook.trace, row.outlook.trace.plain_peak_nbytes
+    trace, peak = row.outlook.trace, row.outlook.plain_peak_nbytes
     decisions = tuple(Decision(s, Action.KEEP, trace.storages[s].nbytes) for s in trace.movable)
     figures = (row.machine.usable_nbytes, 0, 0, peak, trace.seconds, 0.0, peak, trace.seconds)
     return Plan(decisions, *figures, machine=row.machine.name, tier="")

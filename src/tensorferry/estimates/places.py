@@ -1,10 +1,11 @@
 """From the word a user writes to the machine that is meant."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tensorferry.errors import BadMachine
 from tensorferry.plan import Machine
-from tensorferry.plan.machines import find_entry, load_entry, make_machine
+from tensorferry.plan.machines import PROCESS_NBYTES, find_entry, load_entry, make_machine
 from tensorferry.tiers import this_machine
 
 THIS = "this"
@@ -17,7 +18,7 @@ def find_place(text: str | Machine, changes: dict[str, str] | None = None) -> Ma
     if text == THIS:
         if changes:
             raise BadMachine("values can be set for machines of the table or of a file, not for this one: it is measured")
-        return this_machine()
+        return replace(this_machine(), reserved_nbytes=PROCESS_NBYTES)
     name, entry = load_entry(Path(text)) if text.endswith((".yaml", ".yml")) else (text, find_entry(text))
     machine = make_machine(name, entry | (changes or {}))
     if machine.reserved_nbytes >= machine.memory_nbytes:

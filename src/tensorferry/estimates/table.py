@@ -40,7 +40,7 @@ def row_texts(row: "Row") -> tuple[str, ...]:
 
 def outlook_texts(outlook: "Outlook") -> tuple[str, ...]:
     """The cells that tell what becomes of a step."""
-    plain_peak = format_bytes(outlook.trace.plain_peak_nbytes)
+    plain_peak = format_bytes(outlook.plain_peak_nbytes)
     if outlook.smallest_nbytes is not None:
         return (plain_peak, f"no, needs {format_bytes(outlook.smallest_nbytes)}", *[NONE] * 8, outlook.bottleneck)
     plan = outlook.plan

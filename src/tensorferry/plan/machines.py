@@ -23,6 +23,7 @@ _NEEDED = ("kind", "memory", "fp32", "memory_bandwidth")
 # convolutions and products take workspaces that a trace without execution does not see
 _CONTEXT_NBYTES = 512 * 2**20
 _ROUNDING_SHARE = 0.02
+PROCESS_NBYTES = 32 * 2**20  # on a CPU: threads, generated kernels and the like; measured with three models
 _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 5e-6}
 _COPY_LATENCY_SECONDS = 10e-6
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([GTP])FLOPS\s*", re.IGNORECASE)
@@ -84,7 +85,7 @@ def make_machine(name: str, entry: Entry) -> Machine:
     if kind not in _LAUNCH_SECONDS:
         raise BadMachine(f"machine {name!r}: expected kind 'gpu' or 'cpu', received {kind!r}")
     memory_nbytes = read.nbytes("memory")
-    reserved = _CONTEXT_NBYTES + round(_ROUNDING_SHARE * memory_nbytes) if kind == "gpu" else 0
+    reserved = _CONTEXT_NBYTES + round(_ROUNDING_SHARE * memory_nbytes) if kind == "gpu" else PROCESS_NBYTES
     return Machine(
         name=name,
         memory_nbytes=memory_nbytes,

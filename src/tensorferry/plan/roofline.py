@@ -40,11 +40,11 @@ EFFICIENCY = {
         norm=0.55,
     ),
     "cpu": Efficiency(
-        convolution={"fp32": 0.8, "bf16": 0.8, "fp16": 0.8},
-        matmul={"fp32": 0.9, "bf16": 0.9, "fp16": 0.9},
-        attention=0.5,
+        convolution={"fp32": 0.67, "bf16": 0.67, "fp16": 0.67},
+        matmul={"fp32": 0.86, "bf16": 0.86, "fp16": 0.86},
+        attention=0.7,
         memory=0.6,
-        norm=0.4,
+        norm=0.33,
     ),
 }
 

@@ -60,7 +60,7 @@ class DryStep:
     loss: str = "mean"  # one of LOSSES
     optimizer: str = "sgd"  # one of OPTIMIZERS
     precision: str = "fp32"  # "fp16" and "bf16": autocast
-    kernels: str = "gpu"  # or "cpu": whose kernels run the step
+    kernels: str = "gpu"  # whose kernels run the step: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
 class DryModel:
@@ -115,7 +115,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
     optimizer = OPTIMIZERS[step.optimizer](model.parameters(), foreach=on_gpu)
     _make_state(optimizer)
     inputs = [torch.zeros(shape, dtype=DTYPES[dtype]) for shape, dtype in step.inputs]
-    recorded = FakeStep(store, Recorder(model, device, names), cpu_kernels=not on_gpu)
+    recorded = FakeStep(store, Recorder(model, device, names), kernels=step.kernels)
 
     def train() -> None:
         with ExitStack() as stack:
@@ -135,7 +135,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
         raise
     except Exception as error:  # whatever a user's forward or backward can raise
         raise NotTraceable(f"the step cannot be followed without running it{_where(error)}: {_first_line(error)}") from error
-    return replace(recorded.trace(), device=step.kernels)
+    return replace(recorded.trace(), device=step.kernels.split("-")[0])
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

@@ -74,17 +74,18 @@ class _NothingIn(Instant, CopyIn):
 class FakeStep:
     """Records ops that do not run and so take no time."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder, *, cpu_kernels: bool = True) -> None:
+    def __init__(self, store: SavedTensors, recorder: Recorder, *, kernels: str = "cpu-lean") -> None:
         self.store = store
         self.recorder = recorder
-        self._cpu_kernels = cpu_kernels
+        self._kernels = kernels
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if func.namespace == "prim":  # questions about a fake tensor, which a real one answers without an op
             return out
         with self.store.at_work():
-            workspace_nbytes = estimate_workspace(func, args) if self._cpu_kernels else 0
+            lean = self._kernels == "cpu-lean"
+            workspace_nbytes = 0 if self._kernels == "gpu" else estimate_workspace(func, args, lean=lean)
             self.recorder.record(func, args, kwargs, out, timing=lambda *_: 0.0, workspace=lambda _: workspace_nbytes)
         return out
 
