@@ -6,9 +6,9 @@
 
 The machine is measured first, then every model is trained plain in a process of its own. "Held" is the peak of resident memory
 while freed blocks go back to the system at once: what a step holds. "Resident" is the peak as glibc leaves it, which keeps freed
-blocks for reuse; that part is not predicted. Step seconds are the median wall seconds of an ordinary process. Ends with code 1 where
-a peak held is off by more than 5 %, a step by more than 20 %, or the estimate of ResNet-152 takes 10 s or more, torch's import
-included. Wall times need a quiet machine.
+blocks for reuse; that part is not predicted. Step seconds are the median wall seconds of an ordinary process. Ends with code 1
+where a peak held is off by more than 5 %, a step by more than 20 %, or the estimate of ResNet-152 takes 10 s or more, torch's
+import included. Wall times need a quiet machine.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     this_machine(refresh=True)
     machine = find_place("this")
     rows = [compare(parse_model(name, options.quick), machine) for name in options.models.split(",")]
-    seconds = time_estimate("resnet50" if options.quick else "resnet152")
+    seconds = time_estimate("resnet152")
     _print(console, rows, seconds, machine)
     if options.json is not None:
         data = {"rows": [asdict(row) for row in rows], "estimate_seconds": seconds, "machine": asdict(machine)}

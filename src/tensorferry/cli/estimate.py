@@ -1,7 +1,9 @@
 """`ferry estimate`: will this model train on that machine, and what does it cost?"""
 
 import argparse
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 _EXAMPLES = """examples:
@@ -56,18 +58,19 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.estimates import estimate
 
-    found = estimate(
-        options.model,
-        options.on,
-        batch=options.batch,
-        inputs=options.input,
-        loss=options.loss,
-        optimizer=options.optimizer,
-        precision=options.precision,
-        largest=options.largest,
-        policy=options.policy,
-        changes=dict(_pair(text) for text in options.set),
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # what a user's module prints is no part of the answer
+        found = estimate(
+            options.model,
+            options.on,
+            batch=options.batch,
+            inputs=options.input,
+            loss=options.loss,
+            optimizer=options.optimizer,
+            precision=options.precision,
+            largest=options.largest,
+            policy=options.policy,
+            changes=dict(_pair(text) for text in options.set),
+        )
     if options.html is not None:
         found.save(options.html)
     print(json.dumps(found.to_json(), indent=1) if options.json else found)

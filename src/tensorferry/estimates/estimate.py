@@ -173,7 +173,7 @@ def estimate(
         optimizer=_choose("optimizer", optimizer or subject.optimizer, OPTIMIZERS),
         precision=_choose("precision", precision, PRECISIONS),
         policy=_choose("policy", policy, tuple(POLICIES)),
-        axis=None if largest is None else _choose("largest", largest, AXES),
+        axis=None if largest is None else _choose("axis", largest, AXES),
     )
     for machine in machines:
         rate_of(machine, precision)

@@ -5,18 +5,17 @@ and by default starts it back one op before backward needs it. It keeps nothing,
 link. Here the same storages that our planner may move are swapped, in the same simulator.
 """
 
-from itertools import accumulate
-
 from tensorferry.plan.floor import floor_of, too_small
 from tensorferry.plan.link import link_to
 from tensorferry.plan.machine import Machine
 from tensorferry.plan.plan import Action, Decision, Plan
+from tensorferry.plan.prefetch import find_trigger
 from tensorferry.plan.simulate import run_step
 from tensorferry.plan.tables import make_tables
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
-AHEAD_OPS = 1  # a copy in starts this many ops before it is wanted (TFLMS's default); views do not count
+AHEAD_OPS = 1  # a copy in starts this many ops before it is wanted, TFLMS's default; views do not count
 
 
 def make_swap_all_plan(
@@ -35,9 +34,8 @@ def make_swap_all_plan(
     tables = make_tables(trace.check())
     floor = floor_of(tables)
     tier = tier or (machine.tiers[0].name if machine.tiers else "")
-    num_before = [0, *accumulate(int(bool(op.outputs)) for op in trace.ops)]  # ops other than views before each op
     decisions = tuple(
-        Decision(s, Action.SWAP, gap.nbytes, _find_trigger(num_before, gap.leaves_at, gap.wanted_at, ahead_ops))
+        Decision(s, Action.SWAP, gap.nbytes, find_trigger(tables, gap.leaves_at, gap.wanted_at, ahead_ops))
         for s, gap in tables.gaps.items()
     )
     outcome = run_step(tables, decisions, budget_nbytes, link_to(machine, tier))
@@ -56,11 +54,3 @@ def make_swap_all_plan(
         machine=machine.name,
         tier=tier,
     )
-
-
-def _find_trigger(num_before: list[int], leaves_at: int, wanted_at: int, ahead_ops: int) -> int:
-    """The op with which the copy in starts: so many before it is wanted, but after it has left."""
-    trigger = wanted_at
-    while trigger > leaves_at + 1 and num_before[wanted_at] - num_before[trigger] < ahead_ops:
-        trigger -= 1
-    return trigger

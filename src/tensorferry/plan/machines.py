@@ -103,7 +103,7 @@ def make_machine(name: str, entry: Entry) -> Machine:
 def nearest(name: str, names: Any) -> str:
     """The nearest names as a question for an error, or nothing."""
     close = get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 
 def _read_tiers(read: "_Reader") -> tuple[TierSpeed, ...]:

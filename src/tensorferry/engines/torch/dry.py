@@ -5,9 +5,10 @@ Model, batch, loss and optimizer are made and run with fake tensors, so that not
 reordered by oneDNN, fused attention also with dropout, autocast's accelerator rules, and the optimizer's multi-tensor form.
 """
 
+import logging
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tensorferry.engines.torch.capture import run_recorded
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.errors import BadModel, NotTraceable
+from tensorferry.errors import BadModel, FerryError, NotTraceable
 from tensorferry.trace import Trace
 
 DTYPES = {
@@ -130,12 +131,24 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
         optimizer.zero_grad()
 
     try:
-        run_recorded(train, recorded, store, model)
-    except BadModel:
+        with _quiet():
+            run_recorded(train, recorded, store, model)
+    except FerryError:
         raise
     except Exception as error:  # whatever a user's forward or backward can raise
         raise NotTraceable(f"the step cannot be followed without running it{_where(error)}: {_first_line(error)}") from error
     return replace(recorded.trace(), device=step.kernels.split("-")[0])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While inside, torch does not log the errors of fake ops: they are raised, and told in one line."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
