@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from tensorferry.errors import BadTrace
 from tensorferry.trace import Trace
 from tensorferry.trace.scaling import interpolate
 
 MAX_GROWTH = 2**16  # times the starting size; a step that still fits then does not grow
-MAX_ROUNDS = 6
 
 
 @dataclass
@@ -28,18 +28,24 @@ class Ladder:
         return self.captured[size]
 
     def find_largest(self, fits: Callable[[Trace], bool]) -> int:
-        """The largest size whose trace fits, confirmed by a capture; zero where none does."""
-        low = max(self.step, self.start // self.step * self.step)
-        high = 2 * low
-        found = -1
-        for _ in range(MAX_ROUNDS):
-            guess = self._bisect(self._between(low, high), fits)
-            if guess in (found, 0):
+        """The largest size whose trace fits, confirmed by a capture; zero where none does.
+
+        It is between one size that fits and one that does not. Both are captured, and so is the size that the two make likely.
+        """
+        first = max(self.step, self.start // self.step * self.step)
+        low, high = 0, MAX_GROWTH * first
+        guess = self._bisect(self._between(first, 2 * first), fits)
+        for num_tries in count():
+            guess = min(max(guess, low + self.step), high - self.step)
+            low, high = (guess, high) if fits(self.at(guess)) else (low, guess)
+            if high - low <= self.step:
                 break
-            found = guess
-            if guess != low:
-                high = guess
-        return self._confirm(max(found, 0), fits)
+            if num_tries % 2 and high in self.captured:  # a straight line may close in from one side only
+                guess = (low + high) // 2 // self.step * self.step
+            else:
+                near, far = sorted(sorted(self.captured, key=lambda size: abs(size - guess))[:2])
+                guess = self._bisect(self._between(near, far), fits)
+        return low
 
     def _between(self, low: int, high: int) -> Callable[[int], Trace]:
         first, second = self.at(low), self.at(high)
@@ -57,14 +63,9 @@ class Ladder:
 
     def _bisect(self, work_out: Callable[[int], Trace], fits: Callable[[Trace], bool]) -> int:
         good, bad = 0, self.step
-        while bad <= MAX_GROWTH * self.start and fits(work_out(bad)):
+        while bad < MAX_GROWTH * self.start and fits(work_out(bad)):
             good, bad = bad, 2 * bad
         while bad - good > self.step:
             middle = (good + bad) // 2 // self.step * self.step
             good, bad = (middle, bad) if fits(work_out(middle)) else (good, middle)
         return good
-
-    def _confirm(self, size: int, fits: Callable[[Trace], bool]) -> int:
-        while size > 0 and not fits(self.at(size)):
-            size -= self.step
-        return size

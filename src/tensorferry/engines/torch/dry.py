@@ -125,7 +125,10 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
                 stack.enter_context(torch.autocast("cpu", DTYPES[step.precision]))
             if on_gpu:
                 stack.enter_context(_GpuRules(step.precision))
-            loss = compute_loss(_call(model, inputs), step.loss)
+            scores = _find_scores(_call(model, inputs), step.loss)
+            with store.at_work():  # targets come with the batch, so no op of the step makes them
+                target = _make_target(scores[0], step.loss)
+            loss = _compute_loss(scores, target, step.loss)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -173,21 +176,28 @@ def _call(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
         raise BadModel(f"the model rejects an input of {shapes}{_where(error)}: {_first_line(error)}") from error
 
 
-def compute_loss(output: Any, name: str) -> torch.Tensor:
-    """The loss of that name for a model's output; targets are made up to match it."""
-    tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    if not tensors or not tensors[0].requires_grad:
-        raise BadModel(f"expected the model to return a tensor with a gradient, received {type(output).__name__}")
-    scores = tensors[0]
-    if name == "mean":
-        return torch.stack([t.float().mean() for t in tensors if t.requires_grad]).sum()
-    if name == "mse":
-        return functional.mse_loss(scores, torch.zeros_like(scores))
-    if scores.dim() < 2:
-        raise BadModel(f"cross entropy needs scores by class in dimension 1, received an output of shape {tuple(scores.shape)}")
-    if name == "token_cross_entropy":  # classes in the last dimension
-        scores = scores.flatten(0, -2)
-    return functional.cross_entropy(scores, torch.zeros(scores.shape[:1] + scores.shape[2:], dtype=torch.int64))
+def _find_scores(output: Any, loss: str) -> list[torch.Tensor]:
+    """The tensors of a model's output that the loss is for, the first one shaped as it wants it."""
+    scores = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point() and t.requires_grad]
+    if not scores:
+        raise BadModel("expected the model to return a tensor with a gradient, and it returned none")
+    if "cross_entropy" in loss and scores[0].dim() < 2:
+        raise BadModel(f"cross entropy needs scores by class, received an output of shape {tuple(scores[0].shape)}")
+    if loss == "token_cross_entropy":  # classes in the last dimension
+        scores[0] = scores[0].flatten(0, -2)
+    return scores
+
+
+def _make_target(scores: torch.Tensor, loss: str) -> torch.Tensor:
+    if loss == "mse":
+        return torch.zeros_like(scores)
+    return torch.zeros(scores.shape[:1] + scores.shape[2:], dtype=torch.int64)
+
+
+def _compute_loss(scores: list[torch.Tensor], target: torch.Tensor, loss: str) -> torch.Tensor:
+    if loss == "mean":
+        return torch.stack([t.float().mean() for t in scores]).sum()
+    return functional.mse_loss(scores[0], target) if loss == "mse" else functional.cross_entropy(scores[0], target)
 
 
 class _GpuRules(TorchFunctionMode):
