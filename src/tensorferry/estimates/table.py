@@ -55,7 +55,7 @@ def outlook_texts(outlook: "Outlook") -> tuple[str, ...]:
         signed_percent(outlook.overhead),
         f"{100 * outlook.busy(Lane.COMPUTE):.0f} %",
         f"{100 * link:.0f} %" if plan is not None else NONE,
-        f"{outlook.samples_per_second:.3g}",
+        _short(outlook.samples_per_second),
         outlook.bottleneck,
     )
 
@@ -104,9 +104,13 @@ def render_text(estimate: "Estimate") -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip()
 
 
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def _limit(limit: "Limit | None") -> str:
     return NONE if limit is None else str(limit.size) if limit.size else "none"
 
 
 def _rate(limit: "Limit | None") -> str:
-    return NONE if limit is None or limit.outlook is None else f"{limit.outlook.samples_per_second:.3g}"
+    return NONE if limit is None or limit.outlook is None else _short(limit.outlook.samples_per_second)
