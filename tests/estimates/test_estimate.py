@@ -111,6 +111,16 @@ def test_the_largest_resolution_is_found_in_steps() -> None:
     assert "none" in str(found)
 
 
+def test_the_page_of_a_machine_without_a_tier_shows_the_largest_plain_step(tmp_path: Path) -> None:
+    card = replace(_card("40MiB"), tiers=())
+    found = ferry.estimate(NETS, card, inputs=INPUT, largest="batch")
+    assert found.rows[0].largest is not None
+    assert found.rows[0].largest.outlook is not None
+    text = found.save(tmp_path / "page.html").read_text()
+    assert "How far it can go" in text
+    assert text.count('<section class="panel"') == 1
+
+
 def test_a_shared_link_costs_more_and_swap_all_never_less_than_a_plan() -> None:
     alone = _card("40MiB", link="2GB/s")
     cards = [alone, replace(alone, name="shared", link_shared_by=2)]

@@ -1,5 +1,7 @@
 """From the word a user writes to a model."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,21 @@ def test_built_in_models_train_on_what_they_are_fed_by_default(name: str) -> Non
     trace = capture_step(lambda: subject.make_model(inputs), step)
     assert trace.movable
     assert any(op.flops for op in trace.ops)
+
+
+@pytest.mark.parametrize("model", ["bert-base", "json:loads"])
+def test_without_torch_it_says_what_to_install(model: str) -> None:
+    code = f"""
+import sys
+sys.modules["torch"] = None
+import tensorferry as ferry
+try:
+    ferry.estimate({model!r}, "t4-16gb", inputs="1x2")
+except ferry.MissingExtra as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert 'pip install "tensorferry[torch]"' in done.stdout
 
 
 def test_a_models_arguments_follow_from_its_inputs() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tensorferry.errors import BadModel
 from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts
-from tensorferry.plan import Plan, simulate
+from tensorferry.plan import Machine, Plan, simulate
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.report import Report
 from tensorferry.report.page import Head, make_page, make_section
@@ -15,7 +15,7 @@ from tensorferry.report.report import write_whole
 from tensorferry.units import format_bytes
 
 if TYPE_CHECKING:
-    from tensorferry.estimates.estimate import Estimate, Row
+    from tensorferry.estimates.estimate import Estimate, Outlook, Row
 
 _LEAD = (
     "One step on each machine: what computes and copies when, and the bytes held. The dotted curve is what the same step would "
@@ -79,14 +79,14 @@ def _make_panel(row: "Row") -> Panel | None:
         outlook, name = row.largest.outlook, f"{name}, largest"
     if not outlook.fits:
         return None
-    plan = outlook.plan or _keep_all(row)
+    plan = outlook.plan or _keep_all(outlook, row.machine)
     timeline = outlook.timeline or simulate(outlook.trace, plan, row.machine)
     report = Report(plan=plan, trace=outlook.trace, predicted=timeline, measured=None, budget_nbytes=row.machine.usable_nbytes)
     return Panel(name, timeline, report)
 
 
-def _keep_all(row: "Row") -> Plan:
-    trace, peak = row.outlook.trace, row.outlook.plain_peak_nbytes
+def _keep_all(outlook: "Outlook", machine: Machine) -> Plan:
+    trace, peak = outlook.trace, outlook.plain_peak_nbytes
     decisions = tuple(Decision(s, Action.KEEP, trace.storages[s].nbytes) for s in trace.movable)
-    figures = (row.machine.usable_nbytes, 0, 0, peak, trace.seconds, 0.0, peak, trace.seconds)
-    return Plan(decisions, *figures, machine=row.machine.name, tier="")
+    figures = (machine.usable_nbytes, 0, 0, peak, trace.seconds, 0.0, peak, trace.seconds)
+    return Plan(decisions, *figures, machine=machine.name, tier="")

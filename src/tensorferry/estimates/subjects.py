@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tensorferry.errors import BadModel
+from tensorferry.errors import BadModel, MissingExtra
 from tensorferry.estimates.inputs import Input
 from tensorferry.plan.machines import nearest
 
@@ -120,11 +120,21 @@ def find_subject(model: "str | Callable[[], Any]") -> Subject:
             "and package.module:function or file.py:function of your own"
         )
 
+    _require_torch(model)
+
     def make_model(inputs: Inputs) -> Any:
         recipe = importlib.import_module(f"tensorferry.recipes.{builtin.module}")
         return getattr(recipe, builtin.function)(**builtin.arguments(inputs))
 
     return Subject(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
+
+
+def _require_torch(name: str) -> None:
+    """The recipes are written for torch."""
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'{name!r} needs torch, which is not installed: pip install "tensorferry[torch]"') from error
 
 
 def _load_factory(text: str) -> Callable[[], Any]:

@@ -31,8 +31,9 @@ def estimate_workspace(func: Any, args: tuple[Any, ...], *, lean: bool = True) -
     if func is _CONVOLUTION:
         return _reordered_nbytes(args[0])
     if func is _CONVOLUTION_BACKWARD:
-        reordered = (_padded_nbytes(args[0]), _reordered_nbytes(args[1]))
-        return max(reordered) if lean else sum(reordered)
+        if lean:
+            return max(_reordered_nbytes(args[0]), _reordered_nbytes(args[1]))
+        return _padded_nbytes(args[0]) + _reordered_nbytes(args[1])
     return 0
 
 
