@@ -16,7 +16,7 @@ def _machine(link: float) -> Machine:
 
 
 @given(
-    num_layers=st.integers(3, 30),
+    num_layers=st.integers(3, 20),
     share=st.floats(0.0, 1.0),
     link=st.sampled_from([1e9, 12e9, 60e9]),
     seed=st.integers(0, 1000),

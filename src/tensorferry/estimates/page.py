@@ -61,7 +61,8 @@ def _verdict(estimate: "Estimate") -> str:
         row = estimate.rows[0]
         how = "fits plain" if plain else f"fits with {estimate.policy}" if planned else "does not fit"
         return f"{estimate.model} {how} on {row.machine.name}: {peak} plain."
-    return f"{estimate.model}, {peak} plain: of {len(estimate.rows)} machines {plain} hold it plain, {planned} more with a plan."
+    more = f", {planned} more with a plan" if planned else ""
+    return f"{estimate.model}, {peak} plain: {plain} of {len(estimate.rows)} machines hold it plain{more}."
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
