@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tensorferry import BadMachine, Machine
-from tensorferry.plan.roofline import EFFICIENCY, op_seconds, time_trace
+from tensorferry.plan.roofline import EFFICIENCY, op_seconds, rate_of, time_trace
 from tensorferry.trace import Op, Phase, make_chain_trace
 
 CARD = Machine("card", 2**34, (), {"fp32": 10e12, "tf32": 80e12, "fp16": 100e12}, 1e12, kind="gpu", launch_seconds=5e-6)
@@ -35,9 +35,12 @@ def test_precision_decides_the_rate() -> None:
     assert op_seconds(half, CARD, "tf32") == op_seconds(half, CARD)
 
 
-def test_a_precision_that_the_machine_lacks_is_an_error() -> None:
-    with pytest.raises(BadMachine, match="does not compute in bf16; its entry has fp32, tf32, fp16"):
-        op_seconds(replace(CONVOLUTION, precision="bf16"), CARD)
+def test_a_precision_that_the_machine_lacks_is_an_error_for_a_step_and_taken_as_fp32_for_an_op() -> None:
+    with pytest.raises(BadMachine, match="does not compute in fp64; its entry has fp32, tf32, fp16"):
+        rate_of(CARD, "fp64")
+    assert op_seconds(replace(CONVOLUTION, precision="fp64"), CARD) == op_seconds(CONVOLUTION, CARD)
+    with pytest.raises(BadMachine, match="no precision"):
+        op_seconds(CONVOLUTION, replace(CARD, flops_per_second={}))
 
 
 def test_a_machine_without_a_memory_rate_cannot_time_a_trace() -> None:

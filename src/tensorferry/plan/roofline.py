@@ -74,7 +74,9 @@ def op_seconds(op: Op, machine: Machine, precision: str = "fp32") -> float:
     memory = efficiency.norm if "norm" in kernel else efficiency.memory
     seconds = op.touched_nbytes / (machine.memory_nbytes_per_second * memory)
     if op.flops:
-        seconds = max(seconds, op.flops / (rate_of(machine, used) * _compute_share(kernel, used, efficiency)))
+        # a step may do a little in a precision that an entry does not name
+        rate = machine.flops_per_second.get(used) or rate_of(machine, "fp32")
+        seconds = max(seconds, op.flops / (rate * _compute_share(kernel, used, efficiency)))
     return max(seconds, machine.launch_seconds)
 
 

@@ -66,12 +66,14 @@ def _capture_fake(
             with names.watching():
                 step = FakeStep(store, Recorder(model, fake_device, names))
                 run_recorded(step_fn, step, store, model)
-                return time_trace(step.trace(), machine)
+                trace = step.trace()
     except Exception as error:  # whatever a user's step can raise
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         raise NotTraceable(
             f"the step cannot be followed without running it: {first_line}. Capture it with fake=False."
         ) from error
+    # of a machine that only its memory is known of, no op can be timed
+    return time_trace(trace, machine) if machine.memory_nbytes_per_second else trace
 
 
 def run_recorded(step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module) -> None:
