@@ -10,10 +10,8 @@ from cases import CASES, Case, Outcome, compare_step, train
 
 from tensorferry.engines.torch import LargeModel, capture
 from tensorferry.plan import Machine, find_floor
-from tensorferry.trace import Kind
 
 SMALLEST_NBYTES = 512  # so that even the storages of these little models move
-_THERE = (Kind.PARAMETER, Kind.BUFFER, Kind.INPUT)
 
 
 @cache
@@ -34,9 +32,7 @@ def budget_for(case_name: str) -> int:
         for run in (partial(case.step, model, case.batch(step), optimizer), partial(compare_step, model, case.batch(step))):
             trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=SMALLEST_NBYTES)
             floor_nbytes = find_floor(trace).nbytes
-            # the adversary counts from after model and batch were made
-            there = sum(storage.nbytes for storage in trace.storages if storage.kind in _THERE)
-            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes) - there)
+            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
     return 6 * 2**20 + int(tight)
 
 

@@ -140,7 +140,8 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
         raise
     except Exception as error:  # whatever a user's forward or backward can raise
         raise NotTraceable(f"the step cannot be followed without running it{_where(error)}: {_first_line(error)}") from error
-    return replace(recorded.trace(), device=step.kernels.split("-")[0])
+    # no process holds anything yet, so the step's storages are all there is
+    return replace(recorded.trace(), overhead_nbytes=0, device=step.kernels.split("-")[0])
 
 
 @contextmanager

@@ -7,7 +7,6 @@ The memory that kernels take for themselves comes from a small model of them, an
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -90,8 +89,8 @@ class FakeStep:
         return out
 
     def trace(self) -> Trace:
-        """The step as a trace. No process holds it, so its storages are all there is."""
-        return replace(self.recorder.trace(measured=False, device=self.store.device.type), overhead_nbytes=0)
+        """The step as a trace."""
+        return self.recorder.trace(measured=False, device=self.store.device.type)
 
     def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         self.recorder.saved(saved, tensor)
