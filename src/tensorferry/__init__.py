@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadMachine,
     BadModel,
     BadOption,
     BadPlan,
@@ -27,7 +28,8 @@ from tensorferry.errors import (
 if TYPE_CHECKING:
     from tensorferry.engines.torch.capture import capture
     from tensorferry.engines.torch.large_model import large_model
-    from tensorferry.plan import Machine, Plan, Timeline, make_plan, simulate
+    from tensorferry.estimates import Estimate, estimate
+    from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
     from tensorferry.trace import Trace
@@ -36,6 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadMachine",
     "BadModel",
     "BadOption",
     "BadPlan",
@@ -43,6 +46,7 @@ __all__ = [
     "BadTrace",
     "BudgetTooSmall",
     "CopyStuck",
+    "Estimate",
     "FerryError",
     "GraphFreed",
     "Machine",
@@ -56,20 +60,27 @@ __all__ = [
     "Timeline",
     "Trace",
     "capture",
+    "estimate",
+    "find_machine",
     "large_model",
+    "list_machines",
     "make_plan",
     "simulate",
     "this_machine",
 ]
 
 _HOMES = {
+    "Estimate": "tensorferry.estimates",
     "Machine": "tensorferry.plan",
     "Plan": "tensorferry.plan",
     "Report": "tensorferry.report",
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.torch.capture",
+    "estimate": "tensorferry.estimates",
+    "find_machine": "tensorferry.plan",
     "large_model": "tensorferry.engines.torch.large_model",
+    "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
     "simulate": "tensorferry.plan",
     "this_machine": "tensorferry.tiers",

@@ -12,7 +12,8 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
-├── BadModel             a model that cannot be served: damaged, or not what its configuration says
+├── BadMachine           no such machine, or an entry that cannot be read
+├── BadModel             no such model, or one that cannot be built, called or served as asked
 ├── BadOption            an option of a command that cannot be used
 └── MissingExtra         an optional package is not installed
 """
@@ -73,8 +74,12 @@ class NotTraceable(FerryError):
     """A step that cannot be followed without running it."""
 
 
+class BadMachine(FerryError, ValueError):
+    """No such machine, or an entry that cannot be read."""
+
+
 class BadModel(FerryError, ValueError):
-    """A model that cannot be served: damaged, or not what its configuration says."""
+    """No such model, or one that cannot be built, called or served as asked."""
 
 
 class BadOption(FerryError, ValueError):

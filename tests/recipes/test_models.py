@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from tensorferry.recipes import gpt, resnet, unet3d
+from tensorferry.recipes import bert, googlenet, gpt, resnet, unet3d
 
 SMALL = [
     pytest.param(unet3d, lambda: unet3d.UNet3d(base=4), {"edge": 16}, id="unet3d"),
     pytest.param(
         resnet, lambda: resnet.ResNet((1, 1, 1, 1), num_classes=7), {"num_images": 2, "edge": 64, "num_classes": 7}, id="resnet"
+    ),
+    pytest.param(
+        bert, lambda: bert.BERT(num_layers=4, width=32, num_heads=4, dropout=0.0), {"num_texts": 2, "length": 16}, id="bert"
     ),
     pytest.param(gpt, lambda: gpt.GPT(num_layers=2, width=32, num_heads=4), {"num_texts": 2, "length": 16}, id="gpt"),
 ]
@@ -58,6 +61,34 @@ def test_blocks_hold_nearly_all_weights_and_do_not_overlap(recipe: ModuleType, m
 def test_a_resnet_has_the_published_number_of_weights(depth: str, num_weights: int) -> None:
     with torch.device("meta"):
         assert _num_weights(getattr(resnet, depth)()) == num_weights
+
+
+@pytest.mark.parametrize(
+    ("make_model", "num_weights"),
+    [(bert.bert_base, 110e6), (bert.bert_large, 340e6), (googlenet.GoogLeNet, 7e6)],
+)
+def test_other_models_have_about_the_published_number_of_weights(make_model, num_weights: float) -> None:
+    with torch.device("meta"):
+        assert _num_weights(make_model()) == pytest.approx(num_weights, rel=0.02)
+
+
+def test_a_googlenet_learns_in_every_branch() -> None:
+    torch.manual_seed(0)
+    model = googlenet.GoogLeNet(num_classes=7)
+    images, classes = googlenet.make_batch(2, edge=32, num_classes=7)
+    googlenet.compute_loss(model, images, classes).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert len(model.blocks) == 10
+
+
+def test_hidden_words_of_a_bert_are_masked_and_scored_where_they_were() -> None:
+    tokens, places, words = bert.make_batch(3, length=40)
+    assert places.shape == words.shape == (3, bert.count_hidden(40))
+    assert torch.equal(tokens.gather(1, places), torch.full_like(places, bert.MASK))
+    model = bert.BERT(num_layers=1, width=32, num_heads=2).eval()
+    assert model.score.weight is model.tokens.weight
+    swapped = places.flip(1)
+    assert torch.allclose(model(tokens, places).flip(1), model(tokens, swapped), atol=1e-6)
 
 
 def test_a_unet_scores_every_voxel_of_any_allowed_size() -> None:

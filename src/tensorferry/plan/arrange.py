@@ -5,15 +5,18 @@ from itertools import accumulate
 
 from tensorferry.plan.options import Options
 from tensorferry.plan.plan import Action, Decision
-from tensorferry.plan.prefetch import place_fetches
+from tensorferry.plan.prefetch import find_trigger, place_fetches
 from tensorferry.plan.schedule import find_due
 from tensorferry.plan.tables import gap_profile
 
 
-def arrange(options: Options, actions: dict[int, Action], budget_nbytes: int, ahead: float = 0.0) -> list[Decision] | None:
+def arrange(
+    options: Options, actions: dict[int, Action], budget_nbytes: int, ahead: float = 0.0, *, late: bool = False
+) -> list[Decision] | None:
     """Decisions for every movable storage, in storage order; None where they would not fit the budget or the tier.
 
-    `actions` names the storages that do not stay.
+    `actions` names the storages that do not stay. `late` starts every copy in just one op before it is due: where memory is so
+    short that a copy in keeps the next op from starting, that can be faster.
     """
     tables = options.tables
     gaps = tables.gaps
@@ -33,6 +36,9 @@ def arrange(options: Options, actions: dict[int, Action], budget_nbytes: int, ah
         used[op] += options.replay_swell(op, storages)
     if used.max(initial=0) > budget_nbytes:
         return None
-    starts = [0.0, *accumulate(seconds)]
-    fetch_at = place_fetches(swapped, due, starts, used, budget_nbytes, options.link, ahead)
+    if late:
+        fetch_at = {gap.storage: find_trigger(tables, gap.leaves_at, due[gap.storage]) for gap in swapped}
+    else:
+        starts = [0.0, *accumulate(seconds)]
+        fetch_at = place_fetches(swapped, due, starts, used, budget_nbytes, options.link, ahead)
     return [options.decision(s, actions.get(s, Action.KEEP), fetch_at.get(s)) for s in gaps]

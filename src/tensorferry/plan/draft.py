@@ -27,10 +27,10 @@ class Desk:
     options: Options
     budget_nbytes: int
 
-    def draft(self, actions: dict[int, Action], ahead: float = 0.0) -> Draft | None:
+    def draft(self, actions: dict[int, Action], ahead: float = 0.0, *, late: bool = False) -> Draft | None:
         """These actions, arranged and simulated; None where they do not fit."""
         options = self.options
-        decisions = arrange(options, actions, self.budget_nbytes, ahead)
+        decisions = arrange(options, actions, self.budget_nbytes, ahead, late=late)
         if decisions is None:
             return None
         outcome = run_step(options.tables, decisions, self.budget_nbytes, options.link)

@@ -29,6 +29,14 @@ class Machine:
     memory_nbytes_per_second: float = 0.0
     link_shared_by: int = 1  # devices that share the way out; each gets its part
     source: str = "measured"
+    kind: str = "cpu"  # "cpu" or "gpu": whose kernels run on it
+    reserved_nbytes: int = 0  # of the memory, what driver, libraries and allocator take before a step holds anything
+    launch_seconds: float = 0.0  # an op's fixed cost
+
+    @property
+    def usable_nbytes(self) -> int:
+        """The memory that a step can have."""
+        return self.memory_nbytes - self.reserved_nbytes
 
     def tier(self, name: str) -> TierSpeed:
         """The tier of that name; KeyError where the machine has none."""

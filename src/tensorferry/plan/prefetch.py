@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from tensorferry.plan.link import Link
-from tensorferry.plan.tables import Gap
+from tensorferry.plan.tables import Gap, Tables
 
 
 def place_fetches(
@@ -44,6 +44,15 @@ def place_fetches(
             begin = begins[s] - ahead * link.seconds_in(gap.nbytes)
             fetch_at[s] = _reserve(gap, begin, fetch_at[s], starts, used, budget_nbytes)
     return fetch_at
+
+
+def find_trigger(tables: Tables, leaves_at: int, due: int, ahead_ops: int = 1) -> int:
+    """The op so many before `due` that a copy in starts with, but after it has left; ops that take no time do not count."""
+    trigger, num_ops = due, 0
+    while trigger > leaves_at + 1 and num_ops < ahead_ops:
+        trigger -= 1
+        num_ops += tables.seconds[trigger] > 0
+    return trigger
 
 
 def _reserve(gap: Gap, begin: float, end: int, starts: list[float], used: np.ndarray, budget_nbytes: int) -> int:

@@ -13,6 +13,7 @@ from tensorferry.plan.draft import Desk, Draft, better
 from tensorferry.plan.improve import improve
 from tensorferry.plan.options import Options
 from tensorferry.plan.plan import Action
+from tensorferry.trace import Kind
 
 FIRST = ((inf, 3, 1.0), (1.0, 3, 1.0), (0.0, 3, 1.0), (0.0, 1, 1.0), (0.0, 6, 0.25))  # lane share, nesting, price
 LANE_SHARES = (0.0, 0.3, 0.85, 1.0, 1.15)
@@ -32,6 +33,7 @@ def find_draft(options: Options, budget_nbytes: int, floor_nbytes: int) -> Draft
     best = search.best
     if best is not None and not search.good_enough():
         best = improve(search.desk, best, search.aim)
+    best = _fetch_late(search.desk, best)
     if best is not None and Action.SWAP in best.actions.values():
         best = _fetch_ahead(search.desk, best)
     return best
@@ -57,7 +59,7 @@ class _Search:
             for aim in self._variations(floor_nbytes):
                 self._try_aim(aim)
             improved = self.best is not before
-        self._try({s: Action.SWAP for s, ways in self.desk.options.ways_out.items() if Action.SWAP in ways})
+        self._try(_swap_all(self.desk.options))
 
     def good_enough(self) -> bool:
         best, plain_seconds = self.best, self.desk.options.plain_seconds
@@ -94,6 +96,25 @@ class _Search:
             self.best = draft
             return True
         return False
+
+
+def _swap_all(options: Options, kinds: tuple[Kind, ...] = tuple(Kind)) -> dict[int, Action]:
+    storages = options.tables.trace.storages
+    return {s: Action.SWAP for s, ways in options.ways_out.items() if Action.SWAP in ways and storages[s].kind in kinds}
+
+
+def _fetch_late(desk: Desk, best: Draft | None) -> Draft | None:
+    """The same draft, or everything swapped, with every copy in just before its use, where that is faster.
+
+    So no plan is slower than swapping all activations that way, which is what earlier systems did.
+    """
+    everything, activations = _swap_all(desk.options), _swap_all(desk.options, (Kind.ACTIVATION,))
+    tried = [everything] if everything == activations else [everything, activations]
+    for actions in (*tried, *([best.actions] if best is not None else [])):
+        draft = desk.draft(actions, late=True)
+        if draft is not None and (best is None or draft.outcome.seconds < best.outcome.seconds):
+            best = draft
+    return best
 
 
 def _fetch_ahead(desk: Desk, best: Draft) -> Draft:

@@ -42,18 +42,24 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Scores for the byte that follows each position."""
+    """Scores for the byte, or the token of a larger vocabulary, that follows each position."""
 
     def __init__(
-        self, num_layers: int = 12, width: int = 512, num_heads: int = 8, max_length: int = 512, dropout: float = 0.0
+        self,
+        num_layers: int = 12,
+        width: int = 512,
+        num_heads: int = 8,
+        max_length: int = 512,
+        dropout: float = 0.0,
+        vocabulary: int = VOCABULARY,
     ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(max_length, width)
         self.drop = nn.Dropout(dropout)
         self.layers = nn.Sequential(*(Block(width, num_heads, dropout) for _ in range(num_layers)))
         self.norm = nn.LayerNorm(width)
-        self.score = nn.Linear(width, VOCABULARY, bias=False)
+        self.score = nn.Linear(width, vocabulary, bias=False)
         self.apply(_initialise)
         self.score.weight = self.tokens.weight
 

@@ -40,25 +40,45 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def html_page(report: "Report") -> str:
     """The whole page."""
-    css, js = (files("tensorferry.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     state = "over" if is_over_budget(report) else "waiting" if not report.measured_peak_nbytes else "fits"
     sections = "".join(
-        f'<section aria-labelledby="{key}"><h2 id="{key}">{title}</h2>{body}</section>'
+        make_section(key, title, body)
         for key, title, body in (
             ("when", "Timeline", picture(report)),
             ("storages", "The biggest storages", _storages(report)),
             ("notes", "Notes", _notes(report)),
         )
     )
+    head = Head("TensorFerry report", verdict(report), circumstances(report), state)
+    return make_page(head, f'<dl class="tiles">{"".join(_tiles(report))}</dl>{sections}')
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands at the top of a page."""
+
+    kind: str
+    verdict: str
+    where: str
+    state: str  # "fits", "waiting" or "over"
+
+
+def make_section(key: str, title: str, body: str) -> str:
+    """A titled part of a page."""
+    return f'<section aria-labelledby="{key}"><h2 id="{key}">{title}</h2>{body}</section>'
+
+
+def make_page(head: Head, body: str) -> str:
+    """A page that needs nothing from outside, around a body of HTML."""
+    css, js = (files("tensorferry.report").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>TensorFerry report: {escape(verdict(report))}</title>\n<style>\n{css}</style></head>\n<body><main>"
-        f'<header class="{state}"><p class="eyebrow">TensorFerry report</p><h1>{_unbroken(verdict(report))}</h1>'
-        f'<p class="where">{escape(circumstances(report))}</p></header>'
-        f'<dl class="tiles">{"".join(_tiles(report))}</dl>{sections}</main>'
-        f'<div id="tip" role="status" hidden></div>\n<script>\n{js}</script></body></html>\n'
+        f"<title>{head.kind}: {escape(head.verdict)}</title>\n<style>\n{css}</style></head>\n<body><main>"
+        f'<header class="{head.state}"><p class="eyebrow">{head.kind}</p><h1>{_unbroken(head.verdict)}</h1>'
+        f'<p class="where">{escape(head.where)}</p></header>'
+        f'{body}</main><div id="tip" role="status" hidden></div>\n<script>\n{js}</script></body></html>\n'
     )
 
 

@@ -4,6 +4,7 @@ Every lane is an SVG stretched over the full width (`preserveAspectRatio="none"`
 text stays outside of it, in HTML placed by percentages. The picture is whole without script; script adds zoom and tooltips.
 """
 
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -27,19 +28,33 @@ _NO_PANEL = {
 }
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One timeline of a picture."""
+
+    name: str
+    timeline: Timeline | None
+    report: "Report"  # its budget, trace and plan
+
+
 def picture(report: "Report") -> str:
-    """The figure, or a sentence where there is nothing to draw."""
-    panels = (("Predicted", report.predicted), ("Measured", report.measured))
-    timelines = [timeline for _, timeline in panels if timeline is not None]
-    if not timelines:
+    """The figure of predicted and measured, or a sentence where there is nothing to draw."""
+    panels = [Panel("Predicted", report.predicted, report), Panel("Measured", report.measured, report)]
+    return draw_panels(panels, "predicted above measured")
+
+
+def draw_panels(panels: list[Panel], order: str) -> str:
+    """A figure of several timelines on one time axis; `order` says in words which they are."""
+    drawn = [(panel.timeline, panel.report) for panel in panels if panel.timeline is not None]
+    if not drawn:
         return f'<p class="empty">{_NO_TIMELINE}</p>'
-    heights = [report.budget_nbytes, plain_peak_nbytes(report) or 0, *(_peak_nbytes(timeline) for timeline in timelines)]
-    scale = Scale(max(_last_moment(timeline) for timeline in timelines) or 1.0, _HEADROOM * max(1, *heights))
-    body = "".join(_panel(name, timeline, report, scale) for name, timeline in panels)
+    heights = [max(report.budget_nbytes, plain_peak_nbytes(report) or 0, _peak_nbytes(timeline)) for timeline, report in drawn]
+    scale = Scale(max(_last_moment(timeline) for timeline, _ in drawn) or 1.0, _HEADROOM * max(1, *heights))
+    body = "".join(_panel(panel.name, panel.timeline, panel.report, scale) for panel in panels)
     return (
         f'<figure class="picture" id="picture" data-seconds="{scale.seconds:.9g}" data-width="{WIDTH}" tabindex="0" role="group" '
-        'aria-label="Timeline: compute, copies and resident bytes, predicted above measured, on one time axis">'
-        f'<div class="toolbar">{_legend(timelines, report.trace)}'
+        f'aria-label="Timeline: compute, copies and resident bytes, {escape(order)}, on one time axis">'
+        f'<div class="toolbar">{_legend(drawn)}'
         '<div class="zoom" role="toolbar" aria-label="Zoom" hidden>'
         '<button type="button" data-zoom="out" aria-label="Zoom out">−</button>'
         '<button type="button" data-zoom="in" aria-label="Zoom in">+</button>'
@@ -49,17 +64,19 @@ def picture(report: "Report") -> str:
     )
 
 
-def _legend(timelines: list[Timeline], trace: Trace | None) -> str:
-    used = {look for timeline in timelines for look in looks(timeline, trace).values()}
+def _legend(drawn: list[tuple[Timeline, "Report"]]) -> str:
+    used = {look for timeline, report in drawn for look in looks(timeline, report.trace).values()}
     items = "".join(f"<li>{swatch(look)}{text}</li>" for look, text in LOOKS.items() if look in used)
-    if any(_plain_held(timeline, trace) for timeline in timelines):
+    if any(_plain_held(timeline, report.trace) for timeline, report in drawn):
         items += '<li><i class="dotted" aria-hidden="true"></i>resident if everything were kept</li>'
     return f'<ul class="legend">{items}</ul>'
 
 
 def _panel(name: str, timeline: Timeline | None, report: "Report", scale: Scale) -> str:
+    name = escape(name)
     if timeline is None:
-        return f'<section class="panel" aria-label="{name}"><h3>{name}</h3><p class="empty">{_NO_PANEL[name]}</p></section>'
+        why = _NO_PANEL[name]
+        return f'<section class="panel" aria-label="{name}"><h3>{name}</h3><p class="empty">{why}</p></section>'
     look_of = looks(timeline, report.trace)
     lanes = "".join(_lane(lane, timeline, look_of, report.trace, scale) for lane in Lane)
     facts = [

@@ -64,11 +64,11 @@ class Report:
                 text = json.dumps(chrome_trace(self), separators=(",", ":"))
             case _:
                 raise ValueError(f"cannot save {str(path)!r}: end it with .html for the page or with .json for a Perfetto trace")
-        _write_whole(path, text)
+        write_whole(path, text)
         return path
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{secrets.token_hex(8)}.part")

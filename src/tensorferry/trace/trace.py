@@ -61,6 +61,7 @@ class Op:
     touched_nbytes: int = 0  # bytes it reads and writes
     workspace_nbytes: int = 0  # held only while it runs, beyond the storages
     replayable: bool = False  # running it again gives the same bits and changes nothing else
+    precision: str = "fp32"  # what it computes in: "fp32", "fp16", "bf16", ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tensorferry.engines.torch.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.swap import MIN_NBYTES, SavedTensors
 from tensorferry.errors import NotTraceable
-from tensorferry.plan import Machine
+from tensorferry.plan import Machine, time_trace
 from tensorferry.tiers import this_machine
 from tensorferry.trace import Trace
 
@@ -47,8 +47,8 @@ def capture(
         names = LayerNames(model)
         stack.enter_context(names.watching())
         step = RecordingStep(store, Recorder(model, clones, names))
-        _run_recorded(step_fn, step, store, model)
-        _add_states(step.recorder, optimizer, min_nbytes)
+        run_recorded(step_fn, step, store, model)
+        add_states(step.recorder, optimizer, min_nbytes)
         return step.recorder.trace(measured=True, device=device.type)
 
 
@@ -63,20 +63,22 @@ def _capture_fake(
             store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
             names = LayerNames(model)
             with names.watching():
-                step = FakeStep(store, Recorder(model, fake_device, names), machine, "fp32")
-                _run_recorded(step_fn, step, store, model)
-                _add_states(step.recorder, optimizer, min_nbytes)
-                return step.recorder.trace(measured=False, device=device.type)
+                step = FakeStep(store, Recorder(model, fake_device, names))
+                run_recorded(step_fn, step, store, model)
+                add_states(step.recorder, optimizer, min_nbytes)
+                trace = step.trace()
     except Exception as error:  # whatever a user's step can raise
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         raise NotTraceable(
             f"the step cannot be followed without running it: {first_line}. Capture it with fake=False."
         ) from error
+    # of a machine that only its memory is known of, no op can be timed
+    return time_trace(trace, machine) if machine.memory_nbytes_per_second else trace
 
 
-def _run_recorded(
-    step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module
-) -> None:
+def run_recorded(step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module) -> None:
+    """Run a step while it is recorded."""
+
     def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
 
@@ -85,7 +87,8 @@ def _run_recorded(
         step_fn()
 
 
-def _add_states(recorder: Recorder, optimizer: torch.optim.Optimizer | None, min_nbytes: int) -> None:
+def add_states(recorder: Recorder, optimizer: torch.optim.Optimizer | None, min_nbytes: int) -> None:
+    """Tell a recorder which storages are the optimizer's state."""
     for values in optimizer.state.values() if optimizer is not None else ():
         for key, value in values.items():
             if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= min_nbytes:

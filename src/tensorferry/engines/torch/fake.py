@@ -1,7 +1,7 @@
 """Trace a step without running it: fake tensors have shapes and storages but no bytes.
 
-Times come from a machine's data sheet and the memory that kernels take for themselves from a small model of them, so a
-trace of this kind is an estimate.
+The memory that kernels take for themselves comes from a small model of them, and times from a machine's data sheet
+(`tensorferry.plan.roofline`), so a trace of this kind is an estimate.
 """
 
 import random
@@ -17,7 +17,7 @@ from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
-from tensorferry.plan import Machine
+from tensorferry.trace import Trace
 
 
 class FakeDevice(Device):
@@ -71,27 +71,26 @@ class _NothingIn(Instant, CopyIn):
 
 
 class FakeStep:
-    """Records ops that do not run; times by the roofline of a machine, if one is given."""
+    """Records ops that do not run and so take no time."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder, machine: Machine | None, precision: str) -> None:
+    def __init__(self, store: SavedTensors, recorder: Recorder, *, kernels: str = "cpu-lean") -> None:
         self.store = store
         self.recorder = recorder
-        self._flops_per_second = machine.flops_per_second.get(precision, 0.0) if machine else 0.0
-        self._nbytes_per_second = machine.memory_nbytes_per_second if machine else 0.0
+        self._kernels = kernels
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if func.namespace == "prim":  # questions about a fake tensor, which a real one answers without an op
             return out
         with self.store.at_work():
-            workspace_nbytes = estimate_workspace(func, args)
-            self.recorder.record(func, args, kwargs, out, timing=self._seconds, workspace=lambda _: workspace_nbytes)
+            lean = self._kernels == "cpu-lean"
+            workspace_nbytes = 0 if self._kernels == "gpu" else estimate_workspace(func, args, lean=lean)
+            self.recorder.record(func, args, kwargs, out, timing=lambda *_: 0.0, workspace=lambda _: workspace_nbytes)
         return out
 
-    def _seconds(self, flops: int, touched_nbytes: int) -> float:
-        compute = flops / self._flops_per_second if self._flops_per_second else 0.0
-        memory = touched_nbytes / self._nbytes_per_second if self._nbytes_per_second else 0.0
-        return max(compute, memory)
+    def trace(self) -> Trace:
+        """The step as a trace."""
+        return self.recorder.trace(measured=False, device=self.store.device.type)
 
     def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         self.recorder.saved(saved, tensor)

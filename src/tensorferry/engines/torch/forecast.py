@@ -33,13 +33,13 @@ def forecast(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
             names = LayerNames(fake_model)
             with fake_mode, names.watching():
-                step = FakeStep(store, Recorder(fake_model, fake_device, names), None, "fp32")
+                step = FakeStep(store, Recorder(fake_model, fake_device, names))
                 store.begin_step(step, persistent_blocks(fake_model))
                 with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(step.run_op):
                     output = fake_model(*fake_args, **fake_kwargs)
                     losses = [t.sum() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
                     sum(losses[1:], losses[0]).backward()
-            return step.recorder.trace(measured=False, device=device.type)
+            return step.trace()
     except Exception as error:  # whatever a user's forward can raise
         raise NotTraceable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
@@ -27,6 +27,9 @@ Timing = Callable[[int, int], float]  # an op's seconds from its flops and the b
 Workspace = Callable[[int], int]  # an op's bytes beyond its new outputs, from the sum of those
 
 _NOISE_NBYTES = 256 * 1024  # the kernel batches its page counts
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def in_backward() -> bool:
@@ -132,6 +135,7 @@ class Recorder:
                 touched_nbytes=touched,
                 workspace_nbytes=workspace_nbytes,
                 replayable=is_replayable(func),
+                precision=_precision_of(args),
             )
         )
         self.funcs.append(func)
@@ -306,8 +310,18 @@ def _block_of(tensor: Any) -> torch.UntypedStorage | None:
 
 
 def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
+    # torch counts the fused attention of accelerators and not the CPU's, which has the same arithmetic
+    if func is _ATTENTION:
+        return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
+    if func is _ATTENTION_BACKWARD:
+        return int(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
     count = flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+
+
+def _precision_of(args: tuple[Any, ...]) -> str:
+    tensors = (value for value in args if isinstance(value, torch.Tensor))
+    return next((_PRECISIONS[tensor.dtype] for tensor in tensors if tensor.dtype in _PRECISIONS), "fp32")
 
 
 class LayerNames:

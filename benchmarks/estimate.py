@@ -1,0 +1,163 @@
+"""Predicted against measured on this machine's CPU: peak and step time of plain training, and how long an estimate takes.
+
+    python benchmarks/estimate.py                           the three benchmark models
+    python benchmarks/estimate.py --models unet96 --json f  one of them, and a file of it
+    python benchmarks/estimate.py --quick                   toys, to try the benchmark itself
+
+The machine is measured first, then every model is trained plain in a process of its own. "Held" is the peak of resident memory
+while freed blocks go back to the system at once: what a step holds. "Resident" is the peak as glibc leaves it, which keeps freed
+blocks for reuse; that part is not predicted. Step seconds are the median wall seconds of an ordinary process. Ends with code 1
+where a peak held is off by more than 5 %, a step by more than 20 %, or the estimate of ResNet-152 takes 10 s or more, torch's
+import included. Wall times need a quiet machine.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from measure import Measurement, measure
+from tensorferry.estimates import Outlook, estimate
+from tensorferry.estimates.places import find_place
+from tensorferry.plan import Machine
+from tensorferry.tiers import this_machine
+from tensorferry.units import format_bytes, format_seconds
+from trainings import Case, Request, parse_model
+
+MODELS = "unet96,resnet50,gpt"
+PEAK_SHARE, STEP_SHARE, ESTIMATE_SECONDS = 0.05, 0.20, 10.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model, predicted and measured."""
+
+    model: str
+    predicted_nbytes: int
+    held_nbytes: int
+    resident_nbytes: int
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def peak_error(self) -> float:
+        """Predicted over held, less one."""
+        return self.predicted_nbytes / self.held_nbytes - 1
+
+    @property
+    def step_error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+    @property
+    def holds(self) -> bool:
+        """Whether both are as good as claimed."""
+        return abs(self.peak_error) <= PEAK_SHARE and abs(self.step_error) <= STEP_SHARE
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write; 0 where every figure is as good as claimed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=MODELS, help="comma separated (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="toys, to try the benchmark itself")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    options = parser.parse_args(argv)
+    console = Console(width=150)
+    this_machine(refresh=True)
+    machine = find_place("this")
+    rows = [compare(parse_model(name, options.quick), machine) for name in options.models.split(",")]
+    timed = "unet3d" if options.quick else "resnet152"
+    seconds = time_estimate(timed)
+    _print(console, rows, machine)
+    console.print(f"an estimate of {timed} on the command line, torch's import included: {seconds:.1f} s")
+    if options.json is not None:
+        data = {"rows": [asdict(row) for row in rows], "estimate_seconds": seconds, "machine": asdict(machine)}
+        options.json.write_text(json.dumps(data, indent=1))
+    return 0 if all(row.holds for row in rows) and seconds < ESTIMATE_SECONDS else 1
+
+
+def compare(case: Case, machine: Machine) -> Row:
+    """One model, predicted from its shapes and measured by training it."""
+    outlook = predict(case, machine)
+    held, ordinary = _train(Request(case, "plain", num_steps=2), exact_malloc=True), _train(Request(case, "plain"))
+    predicted_nbytes = outlook.plain_peak_nbytes + machine.reserved_nbytes
+    return Row(
+        model=case.label,
+        predicted_nbytes=predicted_nbytes,
+        held_nbytes=held.peak_nbytes,
+        resident_nbytes=ordinary.peak_nbytes,
+        predicted_seconds=outlook.trace.seconds,
+        measured_seconds=ordinary.wall_seconds,
+    )
+
+
+def predict(case: Case, machine: Machine) -> Outlook:
+    """What the estimate says of the very model that the benchmark trains."""
+    edge = 64 if case.quick else 224
+    if case.family == "gpt":
+        length = 128 if case.quick else 512
+        found = estimate(
+            _make_gpt(case), machine, inputs=f"{case.size}x{length}:int64", loss="token_cross_entropy", optimizer="adamw"
+        )
+    elif case.family == "unet":
+        found = estimate("unet3d", machine, inputs=f"1x1x{case.size}x{case.size}x{case.size}")
+    else:
+        found = estimate(case.family, machine, inputs=f"{case.size}x3x{edge}x{edge}")
+    return found.rows[0].outlook
+
+
+def _make_gpt(case: Case) -> Callable[[], Any]:
+    def make() -> Any:
+        from tensorferry.recipes.gpt import GPT
+
+        return GPT(num_layers=2, width=128) if case.quick else GPT()
+
+    return make
+
+
+def _train(request: Request, exact_malloc: bool = False) -> Measurement:
+    measured = measure(request, exact_malloc)
+    if not measured.trained:
+        raise SystemExit(f"{request.case.label} did not train: {measured.message}")
+    return measured
+
+
+def time_estimate(model: str) -> float:
+    """Wall seconds of a whole estimate on the command line."""
+    command = [sys.executable, "-m", "tensorferry.cli", "estimate", model, "--batch", "256", "--on", "v100-16gb-nvlink2"]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def _print(console: Console, rows: list[Row], machine: Machine) -> None:
+    rates = f"{machine.flops_per_second['fp32'] / 1e9:.0f} GFLOP/s, memory {machine.memory_nbytes_per_second / 1e9:.1f} GB/s"
+    table = Table(title=f"Plain training on this machine: {rates}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model", "peak predicted", "held", "error", "resident", "step predicted", "measured", "error", ""):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    for row in rows:
+        table.add_row(
+            row.model,
+            format_bytes(row.predicted_nbytes),
+            format_bytes(row.held_nbytes),
+            f"{100 * row.peak_error:+.1f} %",
+            format_bytes(row.resident_nbytes),
+            format_seconds(row.predicted_seconds),
+            format_seconds(row.measured_seconds),
+            f"{100 * row.step_error:+.0f} %",
+            "" if row.holds else "NOT AS CLAIMED",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""`ferry machines`: the machines that estimates know, and how fast this one is."""
+
+import argparse
+import json
+
+_EXAMPLES = """examples:
+  ferry machines             the table
+  ferry machines --json      the same for programs, with every source
+  ferry machines measure     measure this one anew; estimates call it "this"
+"""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add this verb."""
+    parser = verbs.add_parser(
+        "machines",
+        help="the machines that estimates know, each with its source",
+        description="List the machine table, or measure this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", nargs="?", choices=("list", "measure"), default="list", help="list (default) or measure this one")
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from tensorferry import list_machines, this_machine
+    from tensorferry.estimates.machine_table import render_machines
+
+    machines = list_machines() if options.what == "list" else (this_machine(refresh=True),)
+    print(json.dumps([asdict(machine) for machine in machines], indent=1) if options.json else render_machines(machines))
+    return 0

@@ -1,0 +1,293 @@
+"""`estimate`: does a training step fit a machine, plain and with a plan, what does it cost, and how far can it grow?
+
+    model ──▶ trace without execution ──▶ seconds by the machine's roofline ──▶ plan ──▶ simulated step ──▶ a row
+
+A trace is captured once for every kind of kernels and timed anew for every machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadModel, BudgetTooSmall, TierFull
+from tensorferry.estimates.frameworks import Step, capture_step
+from tensorferry.estimates.inputs import Input, parse_input
+from tensorferry.estimates.limits import Ladder
+from tensorferry.estimates.places import find_place
+from tensorferry.estimates.subjects import Inputs, Subject, find_subject
+from tensorferry.plan import Machine, Plan, Timeline, find_floor, make_plan, simulate, time_trace
+from tensorferry.plan.baseline import make_swap_all_plan
+from tensorferry.plan.machines import nearest
+from tensorferry.plan.roofline import rate_of
+from tensorferry.plan.timeline import Lane
+from tensorferry.trace import Trace
+from tensorferry.trace.scaling import pin_small
+
+MIN_NBYTES = 2**20  # smaller storages stay, as in training
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")
+POLICIES: dict[str, Callable[[Trace, int, Machine], Plan]] = {"ferry": make_plan, "swap-all": make_swap_all_plan}
+AXES = ("batch", "resolution")
+_PLANNED_KERNELS = {"gpu": "gpu", "cpu": "cpu-lean"}  # by a machine's kind: the kernels of a step under a plan
+_SHRINK = 0.97  # a size whose tier is too small is tried again at this share
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """One step of one size on one machine, under a plan or plain."""
+
+    inputs: Inputs
+    trace: Trace  # timed for the machine
+    plain_peak_nbytes: int  # when everything is kept
+    usable_nbytes: int
+    plan: Plan | None = None  # None: it fits plain, or not at all
+    timeline: Timeline | None = None
+    smallest_nbytes: int | None = None  # where it does not fit: what would do
+
+    @property
+    def fits(self) -> bool:
+        """Whether it trains."""
+        return self.smallest_nbytes is None
+
+    @property
+    def fits_plain(self) -> bool:
+        """Whether it trains with everything kept."""
+        return self.plain_peak_nbytes <= self.usable_nbytes
+
+    @property
+    def step_seconds(self) -> float:
+        """The predicted step."""
+        return self.timeline.step_seconds if self.timeline is not None else self.trace.seconds
+
+    @property
+    def overhead(self) -> float:
+        """How much longer than with endless memory, as a share."""
+        return self.step_seconds / self.trace.seconds - 1 if self.trace.seconds else 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of the batch a second."""
+        return self.inputs[0].shape[0] / self.step_seconds if self.step_seconds else 0.0
+
+    def busy(self, lane: Lane) -> float:
+        """The share of the step in which a lane works."""
+        if self.timeline is None or not self.step_seconds:
+            return 1.0 if lane is Lane.COMPUTE else 0.0
+        return self.timeline.busy_seconds(lane) / self.step_seconds
+
+    @property
+    def bottleneck(self) -> str:
+        """What the step waits for most beyond its own compute."""
+        if not self.fits:
+            return "memory"
+        if self.timeline is None or self.overhead < 0.01:
+            return "compute"
+        stalled = self.timeline.stall_seconds / self.step_seconds
+        recomputed = self.overhead / (1 + self.overhead) - stalled
+        return "link" if stalled > recomputed else "recompute"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest size that trains, and its step; `size` zero: none does."""
+
+    size: int
+    outlook: Outlook | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is predicted for one machine."""
+
+    machine: Machine
+    outlook: Outlook
+    largest_plain: Limit | None = None  # where the largest was asked for
+    largest: Limit | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is predicted for a model on some machines. Print it, save the page, or take its rows."""
+
+    model: str
+    inputs: Inputs
+    loss: str
+    optimizer: str
+    precision: str
+    policy: str
+    rows: tuple[Row, ...]
+    axis: str | None = None  # "batch" or "resolution": what was made as large as possible
+
+    def __str__(self) -> str:
+        from tensorferry.estimates.table import render_text
+
+        return render_text(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The estimate as plain JSON values; bytes and seconds are numbers."""
+        from tensorferry.estimates.as_json import estimate_json
+
+        return estimate_json(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page (.html) and return where it is."""
+        from tensorferry.estimates.page import save_page
+
+        return save_page(self, Path(path))
+
+
+def estimate(
+    model: str | Callable[[], Any],
+    on: str | Machine | Sequence[str | Machine],
+    *,
+    batch: int | None = None,
+    inputs: str | Sequence[str] = (),
+    loss: str | None = None,
+    optimizer: str | None = None,
+    precision: str = "fp32",
+    largest: str | None = None,
+    policy: str = "ferry",
+    changes: Mapping[str, str] | None = None,
+) -> Estimate:
+    """Whether a training step of `model` fits each machine, plain and with a plan, and what it costs there.
+
+    model: a built-in name, "module:function", "file.py:function", or a factory. on: names of the table, "file.yaml", "this", or
+    machines. inputs: "8x3x512x512", one for each input. largest: "batch" or "resolution", to find out how far it can go.
+    policy: "ferry" plans; "swap-all" swaps everything as earlier systems did. changes: values of the machines' entries to change.
+    Nothing is executed and nothing allocated.
+
+        print(ferry.estimate("resnet50", on="v100-16gb-nvlink2", batch=512))
+    """
+    subject = find_subject(model)
+    places = [on] if isinstance(on, str | Machine) else list(on)
+    machines = [find_place(place, dict(changes or {})) for place in places]
+    if not machines:
+        raise BadModel("name at least one machine; `ferry machines` lists them")
+    study = Study(
+        subject=subject,
+        inputs=_choose_inputs(subject, [inputs] if isinstance(inputs, str) else list(inputs), batch),
+        loss=_choose("loss", loss or subject.loss, LOSSES),
+        optimizer=_choose("optimizer", optimizer or subject.optimizer, OPTIMIZERS),
+        precision=_choose("precision", precision, PRECISIONS),
+        policy=_choose("policy", policy, tuple(POLICIES)),
+        axis=None if largest is None else _choose("axis", largest, AXES),
+    )
+    for machine in machines:
+        rate_of(machine, precision)
+    rows = tuple(study.look_at(machine) for machine in machines)
+    return Estimate(subject.name, study.inputs, study.loss, study.optimizer, study.precision, study.policy, rows, study.axis)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything about the step that does not depend on the machine; it remembers the traces it captured."""
+
+    subject: Subject
+    inputs: Inputs
+    loss: str
+    optimizer: str
+    precision: str
+    policy: str = "ferry"
+    axis: str | None = None
+
+    def look_at(self, machine: Machine) -> Row:
+        """The row of one machine."""
+        now = self.judge(self._start, machine)
+        if self.axis is None:
+            return Row(machine, now)
+        return Row(machine, now, self._find_largest_plain(machine), self._find_largest(machine))
+
+    def judge(self, size: int, machine: Machine, policy: str | None = None) -> Outlook:
+        """What becomes of a step of that batch or resolution on a machine; `policy` None is the study's own."""
+        policy = policy or self.policy
+        outlook = self._judge_plain(size, machine)
+        if outlook.fits_plain and policy == "ferry":
+            return outlook
+        captured = self.ladder(_PLANNED_KERNELS[machine.kind]).at(size)
+        trace = pin_small(time_trace(captured, machine, self.precision), MIN_NBYTES)
+        outlook = replace(outlook, trace=trace)
+        try:
+            plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
+        except BudgetTooSmall as error:
+            return replace(outlook, smallest_nbytes=error.smallest_nbytes)
+        except TierFull:
+            return replace(outlook, smallest_nbytes=find_floor(trace).nbytes)
+        return replace(outlook, plan=plan, timeline=simulate(trace, plan, machine))
+
+    def _judge_plain(self, size: int, machine: Machine) -> Outlook:
+        trace = time_trace(self.ladder(machine.kind).at(size), machine, self.precision)
+        return Outlook(self.inputs_at(size), trace, trace.plain_peak_nbytes, machine.usable_nbytes)
+
+    def ladder(self, kernels: str) -> Ladder:
+        """The traces of all sizes for one kind of kernels."""
+        return self._ladders[kernels]
+
+    @cached_property
+    def _ladders(self) -> dict[str, Ladder]:
+        step = self.subject.edge_step if self.axis == "resolution" else 1
+        return {kernels: self._make_ladder(kernels, step) for kernels in ("gpu", "cpu", "cpu-lean")}
+
+    def _make_ladder(self, kernels: str, step: int) -> Ladder:
+        num_edges = len(self.inputs[0].edges) if self.axis == "resolution" else 1
+
+        def capture(size: int) -> Trace:
+            inputs = self.inputs_at(size)
+            asked = Step(inputs, self.loss, self.optimizer, self.precision, kernels)
+            return capture_step(lambda: self.subject.make_model(inputs), asked)
+
+        return Ladder(capture, lambda size: float(size) ** num_edges, self._start, step)
+
+    @property
+    def _start(self) -> int:
+        first = self.inputs[0]
+        return max(first.edges) if self.axis == "resolution" else first.shape[0]
+
+    def inputs_at(self, size: int) -> Inputs:
+        """The inputs of that batch or resolution."""
+        if self.axis == "resolution":
+            return self.subject.derive(tuple(given.with_edge(size) for given in self.inputs))
+        return self.subject.derive(tuple(given.with_batch(size) for given in self.inputs))
+
+    def _find_largest_plain(self, machine: Machine) -> Limit:
+        ladder = self.ladder(machine.kind)
+        size = ladder.find_largest(lambda trace: trace.plain_peak_nbytes <= machine.usable_nbytes)
+        return Limit(size, self._judge_plain(size, machine) if size else None)
+
+    def _find_largest(self, machine: Machine) -> Limit:
+        ladder = self.ladder(_PLANNED_KERNELS[machine.kind])
+        capacity = machine.tiers[0].capacity_nbytes if machine.tiers else 0
+
+        def fits(trace: Trace) -> bool:
+            over_nbytes = trace.plain_peak_nbytes - machine.usable_nbytes
+            if over_nbytes <= 0:
+                return True
+            floor = find_floor(pin_small(trace, MIN_NBYTES))
+            return floor.nbytes <= machine.usable_nbytes and (capacity is None or over_nbytes <= capacity)
+
+        size = ladder.find_largest(fits)
+        while size:
+            outlook = self.judge(size, machine)
+            if outlook.fits:
+                return Limit(size, outlook)
+            size = min(size - ladder.step, int(_SHRINK * size)) // ladder.step * ladder.step
+        return Limit(0, None)
+
+
+def _choose_inputs(subject: Subject, texts: list[str], batch: int | None) -> Inputs:
+    inputs: tuple[Input, ...] = tuple(map(parse_input, texts)) or subject.inputs
+    if not inputs:
+        raise BadModel(f"what {subject.name!r} is fed is not known; say so, as in --input 8x3x224x224")
+    if batch is not None:
+        if batch < 1:
+            raise BadModel(f"the batch must be above zero, received {batch}")
+        inputs = tuple(given.with_batch(batch) for given in inputs)
+    return subject.derive(inputs)
+
+
+def _choose(what: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise BadModel(f"unknown {what} {value!r}{nearest(value, known)}; choose from {', '.join(known)}")
+    return value

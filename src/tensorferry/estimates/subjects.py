@@ -1,0 +1,174 @@
+"""From the word a user writes to something that can be estimated: a factory of a model, and what it is fed by default."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.estimates.inputs import Input
+from tensorferry.plan.machines import nearest
+
+Inputs = tuple[Input, ...]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to estimate."""
+
+    name: str
+    make_model: Callable[[Inputs], Any]  # for these inputs
+    inputs: Inputs  # what it is fed if nothing else is said; empty: nothing is known
+    loss: str = "mean"
+    optimizer: str = "sgd"
+    edge_step: int = 32  # resolutions are tried in multiples of this
+    derive: Callable[[Inputs], Inputs] = lambda inputs: inputs  # the other inputs that follow from the first
+
+
+@dataclass(frozen=True)
+class _Builtin:
+    module: str  # in tensorferry.recipes
+    function: str
+    inputs: Inputs
+    arguments: Callable[[Inputs], dict[str, Any]] = lambda _: {}
+    loss: str = "cross_entropy"
+    optimizer: str = "sgd"
+    edge_step: int = 32
+    derive: Callable[[Inputs], Inputs] = lambda inputs: inputs
+
+
+def _images(batch: int) -> Inputs:
+    return (Input((batch, 3, 224, 224)),)
+
+
+def _hide_words(inputs: Inputs) -> Inputs:
+    from tensorferry.recipes.bert import count_hidden
+
+    batch, length = inputs[0].shape[:2]
+    return (inputs[0], Input((batch, count_hidden(length)), "int64"))
+
+
+def _bert(function: str) -> _Builtin:
+    return _Builtin(
+        "bert",
+        function,
+        (Input((32, 128), "int64"),),
+        lambda inputs: {"max_length": max(512, inputs[0].shape[1])},
+        loss="token_cross_entropy",
+        optimizer="adamw",
+        edge_step=64,
+        derive=_hide_words,
+    )
+
+
+def _gpt(num_layers: int, width: int, num_heads: int, length: int = 1024) -> _Builtin:
+    return _Builtin(
+        "gpt",
+        "GPT",
+        (Input((8, length), "int64"),),
+        lambda inputs: {
+            "num_layers": num_layers,
+            "width": width,
+            "num_heads": num_heads,
+            "max_length": max(length, inputs[0].shape[1]),
+            "vocabulary": 50257,
+        },
+        loss="token_cross_entropy",
+        optimizer="adamw",
+        edge_step=64,
+    )
+
+
+_BUILTINS = {
+    "resnet50": _Builtin("resnet", "resnet50", _images(32)),
+    "resnet152": _Builtin("resnet", "resnet152", _images(32)),
+    "googlenet": _Builtin("googlenet", "GoogLeNet", _images(32)),
+    "unet3d": _Builtin(
+        "unet3d",
+        "UNet3d",
+        (Input((1, 1, 128, 128, 128)),),
+        lambda inputs: {"num_channels": inputs[0].shape[1]},
+        edge_step=16,
+    ),
+    "bert-base": _bert("bert_base"),
+    "bert-large": _bert("bert_large"),
+    "gpt2": _gpt(12, 768, 12),
+    "gpt2-medium": _gpt(24, 1024, 16),
+    "gpt2-large": _gpt(36, 1280, 20),
+    "gpt2-xl": _gpt(48, 1600, 25),
+    "gpt3-6.7b": _gpt(32, 4096, 32, 2048),
+    "gpt3-13b": _gpt(40, 5120, 40, 2048),
+}
+BUILTIN_NAMES = tuple(_BUILTINS)
+
+
+def find_subject(model: "str | Callable[[], Any]") -> Subject:
+    """The built-in model of that name, or the factory that "module:function" or "file.py:function" names; a factory as it is."""
+    if callable(model):
+        return Subject(getattr(model, "__name__", "model"), lambda _: model(), ())
+    if ":" in model:
+        factory = _load_factory(model)
+        return Subject(model, lambda _: factory(), ())
+    builtin = _BUILTINS.get(model)
+    if builtin is None:
+        raise BadModel(
+            f"unknown model {model!r}{nearest(model, _BUILTINS)}; known are {', '.join(_BUILTINS)}, "
+            "and package.module:function or file.py:function of your own"
+        )
+
+    _require_torch(model)
+
+    def make_model(inputs: Inputs) -> Any:
+        recipe = importlib.import_module(f"tensorferry.recipes.{builtin.module}")
+        return getattr(recipe, builtin.function)(**builtin.arguments(inputs))
+
+    return Subject(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
+
+
+def _require_torch(name: str) -> None:
+    """The recipes are written for torch."""
+    try:
+        importlib.import_module("torch")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'{name!r} needs torch, which is not installed: pip install "tensorferry[torch]"') from error
+
+
+def _load_factory(text: str) -> Callable[[], Any]:
+    where, _, function = text.rpartition(":")
+    if not where or not function.isidentifier():
+        raise BadModel(f"cannot read {text!r} as a model; write package.module:function or file.py:function")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise BadModel(f"{where} has no function {function!r}{nearest(function, names)}")
+    return factory
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BadModel(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # a file that ends with .py has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _run_import(str(path), lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script has its own folder there
+    return _run_import(name, lambda: importlib.import_module(name))
+
+
+def _run_import(name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # whatever a user's module can raise
+        first_line = (str(error).strip().splitlines() or [""])[0]
+        raise BadModel(f"cannot import {name!r}: {type(error).__name__}: {first_line}") from error

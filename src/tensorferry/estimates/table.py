@@ -1,0 +1,116 @@
+"""An estimate for a terminal: a row a machine, and below it how far the model can go."""
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tensorferry.plan import Action, Lane
+from tensorferry.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tensorferry.estimates.estimate import Estimate, Limit, Outlook, Row
+
+NUM_COLUMNS = 200  # wide enough for every column; a terminal wraps what it has no room for, and nothing is cut off
+COLUMNS = (
+    *("machine", "memory", "plain peak", "fits", "kept", "swapped", "recomputed", "step", "overhead"),
+    *("compute", "link", "samples/s", "bottleneck"),
+)
+_TEXT_COLUMNS = {"machine", "fits", "bottleneck"}
+NONE = "–"
+
+
+def headline(estimate: "Estimate") -> str:
+    """What was estimated, in one line."""
+    inputs = " and ".join(map(str, estimate.inputs))
+    return (
+        f"{estimate.model} on {inputs}, {estimate.precision}, {estimate.optimizer}, loss {estimate.loss}, "
+        f"policy {estimate.policy}: predicted, nothing was run"
+    )
+
+
+def row_texts(row: "Row") -> tuple[str, ...]:
+    """The cells of a machine's row, in the order of `COLUMNS`."""
+    return (row.machine.name, format_bytes(row.machine.usable_nbytes), *outlook_texts(row.outlook))
+
+
+def outlook_texts(outlook: "Outlook") -> tuple[str, ...]:
+    """The cells that tell what becomes of a step."""
+    plain_peak = format_bytes(outlook.plain_peak_nbytes)
+    if outlook.smallest_nbytes is not None:
+        return (plain_peak, f"no, needs {format_bytes(outlook.smallest_nbytes)}", *[NONE] * 8, outlook.bottleneck)
+    plan = outlook.plan
+    moved = [format_bytes(plan.nbytes(action)) if plan is not None else NONE for action in Action]
+    link = max(outlook.busy(Lane.OUT), outlook.busy(Lane.IN))
+    fits = "plain" if outlook.fits_plain else f"with {plan.tier}" if plan is not None else "no"
+    return (
+        plain_peak,
+        fits,
+        *moved,
+        format_seconds(outlook.step_seconds),
+        signed_percent(outlook.overhead),
+        f"{100 * outlook.busy(Lane.COMPUTE):.0f} %",
+        f"{100 * link:.0f} %" if plan is not None else NONE,
+        _short(outlook.samples_per_second),
+        outlook.bottleneck,
+    )
+
+
+def limit_texts(row: "Row") -> tuple[str, ...]:
+    """A machine, its largest plain size and its largest with a plan."""
+    plain, planned = row.largest_plain, row.largest
+    ratio = f" ({planned.size / plain.size:.1f}x)" if plain and planned and plain.size and planned.size else ""
+    cost = NONE if planned is None or planned.outlook is None else signed_percent(planned.outlook.overhead)
+    return (row.machine.name, _limit(plain), _limit(planned) + ratio, cost, _rate(plain), _rate(planned))
+
+
+def signed_percent(share: float) -> str:
+    """A share of one as "+4 %"."""
+    return f"{100 * max(0.0, share):+.0f} %"
+
+
+def text_parts(estimate: "Estimate") -> Iterator[RenderableType]:
+    """What to print, from top to bottom."""
+    yield Text(headline(estimate), style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
+    for row in estimate.rows:
+        table.add_row(*row_texts(row))
+    yield table
+    if estimate.axis is not None:
+        limits = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        policy = estimate.policy
+        for name in (f"largest {estimate.axis}", "plain", f"with {policy}", "overhead", "plain samples/s", f"{policy} samples/s"):
+            limits.add_column(name, justify="left" if name.startswith("largest") else "right", no_wrap=True)
+        for row in estimate.rows:
+            limits.add_row(*limit_texts(row))
+        yield limits
+    yield Text("memory: what a step can have, without driver, libraries and rounding. overhead: against endless memory.")
+
+
+def render_text(estimate: "Estimate") -> str:
+    """The estimate as plain text of at most `NUM_COLUMNS` columns."""
+    file = io.StringIO()
+    console = Console(
+        file=file, width=NUM_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+    )
+    for part in text_parts(estimate):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip()
+
+
+def _short(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _limit(limit: "Limit | None") -> str:
+    return NONE if limit is None else str(limit.size) if limit.size else "none"
+
+
+def _rate(limit: "Limit | None") -> str:
+    return NONE if limit is None or limit.outlook is None else _short(limit.outlook.samples_per_second)
