@@ -18,7 +18,7 @@ _SIGNS = ("can't allocate memory", "cannot allocate memory", "could not create a
 def cap_memory(allowance_nbytes: int) -> None:
     """Let this process hold `allowance_nbytes` more than it does now, and no more; there is no way back up."""
     # loads torch, which a process that only starts capped ones does without
-    from tensorferry.engines.torch.resident import ResidentMeter
+    from tensorferry.engines.resident import ResidentMeter
 
     with closing(ResidentMeter()) as meter:
         limit = meter.data_nbytes() + allowance_nbytes
