@@ -1,0 +1,126 @@
+"""The Keras side of the memory benchmark, on the TensorFlow back end: build, train, hash.
+
+Both runs that are compared have op determinism on, and Grappler's arithmetic optimization off: it merges ops across the places
+where a plan cuts the graph, so that a run with other cuts would round in another order.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tensorferry as ferry
+from tensorferry.recipes.keras import googlenet, resnet, unet3d
+from tensorferry.recipes.keras.batch import Batch
+from tensorferry.recipes.keras.compiled import compile_model
+from trainings import FAMILIES, NUM_THREADS, SEED, Case, Request, StepClock, Trained
+
+_DEVICE = "CPU:0"
+
+
+def warm_up() -> None:
+    """Start TensorFlow's threads and load everything that any mode loads, so that none of it counts as a mode's own."""
+    tf.config.threading.set_intra_op_parallelism_threads(NUM_THREADS)
+    tf.config.threading.set_inter_op_parallelism_threads(NUM_THREADS)
+    keras.utils.set_random_seed(SEED)
+    tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+    _ = ferry.LargeModel  # loads the engine
+    _fit(compile_model(unet3d.unet3d(base=2)), unet3d.make_batch(8), num_steps=2, callbacks=[])
+    keras.backend.clear_session()
+
+
+def train(request: Request, clock: StepClock) -> Trained:
+    """Train as asked."""
+    model, batch = build(request.case)
+    callbacks: list[Any] = [_Watch(clock)]
+    if request.mode == "ferry":
+        assert request.budget_nbytes is not None, "a budget goes with this mode"
+        callbacks.insert(0, ferry.LargeModel(budget=request.budget_nbytes, tier=request.tier))
+    with _AllocatorPeak() as peak:
+        try:
+            _fit(model, batch, request.num_steps, callbacks)
+        except tf.errors.ResourceExhaustedError as error:
+            raise MemoryError(str(error)) from error
+    report = callbacks[0].report() if request.mode == "ferry" else None
+    return Trained(partial(digest, model), report, peak.nbytes)
+
+
+def build(case: Case) -> tuple[keras.Model, Batch]:
+    """The compiled model and its batch, the same ones every time."""
+    keras.utils.set_random_seed(SEED)
+    keras.config.set_dtype_policy("mixed_bfloat16" if case.precision == "bf16" else "float32")
+    edge = 64 if case.quick else 224
+    match case.family:
+        case "unet":
+            return compile_model(unet3d.unet3d()), unet3d.make_batch(case.size, seed=SEED)
+        case "resnet50" | "resnet152":
+            make_model = {"resnet50": resnet.resnet50, "resnet152": resnet.resnet152}[case.family]
+            return compile_model(make_model()), resnet.make_batch(case.size, edge, seed=SEED)
+        case "googlenet":
+            return compile_model(googlenet.googlenet(edge=edge)), googlenet.make_batch(case.size, edge, seed=SEED)
+        case _:
+            raise ValueError(f"no {case.family!r} for Keras; choose from {', '.join(FAMILIES)}")
+
+
+def _fit(model: keras.Model, batch: Batch, num_steps: int, callbacks: list[Any]) -> None:
+    """An epoch a step, since Keras tells the mean loss of an epoch."""
+    model.fit(tf.data.Dataset.from_tensors(batch), epochs=num_steps, callbacks=callbacks, verbose=0, shuffle=False)
+
+
+class _AllocatorPeak:
+    """The highest peak of TensorFlow's allocator, also across the resets with which ferry measures single ops."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._reset = tf.config.experimental.reset_memory_stats
+
+    def __enter__(self) -> "_AllocatorPeak":
+        self._reset(_DEVICE)
+        tf.config.experimental.reset_memory_stats = self._note_and_reset
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        tf.config.experimental.reset_memory_stats = self._reset
+        self._note()
+
+    def _note(self) -> None:
+        self.nbytes = max(self.nbytes, tf.config.experimental.get_memory_info(_DEVICE)["peak"])
+
+    def _note_and_reset(self, device: str) -> None:
+        self._note()
+        self._reset(device)
+
+
+class _Watch(keras.callbacks.Callback):
+    """Runs the clock around every step."""
+
+    def __init__(self, clock: StepClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 (Keras' signature)
+        self._clock.start()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
+        self._clock.stop(float(logs["loss"]))
+
+
+def digest(model: keras.Model) -> dict[str, str]:
+    """A hash over the bits of the parameters, of what else the layers keep, and of the optimizer's state."""
+    return {
+        "parameters": _hash_variables(model.trainable_variables),
+        "buffers": _hash_variables(model.non_trainable_variables),
+        "optimizer": _hash_variables(model.optimizer.variables),
+    }
+
+
+def _hash_variables(variables: Iterable[Any]) -> str:
+    sha = hashlib.sha256()
+    for place, variable in enumerate(variables):
+        sha.update(f"{place} {variable.shape}".encode())
+        sha.update(keras.ops.convert_to_numpy(variable).tobytes())
+    return sha.hexdigest()
