@@ -34,7 +34,7 @@ from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, measure
 from targets import Verdict, judge, judge_capped
 from tensorferry.units import format_bytes, parse_bytes
-from trainings import ENGINES, Case, Request, parse_model
+from trainings import Case, Request, parse_model
 
 _PRECISIONS = ("fp32", "bf16")
 _TINY_NBYTES = 2**20  # no model here fits: asks ferry for its smallest budget
@@ -46,6 +46,7 @@ _STEP_UP_SHARE = 0.02
 class Scope:
     """What is measured of an engine unless the user says otherwise."""
 
+    families: tuple[str, ...]  # all there are
     models: str
     precision: str
     modes: tuple[str, ...]  # all there are
@@ -55,6 +56,7 @@ class Scope:
 
 SCOPES = {
     "torch": Scope(
+        families=("unet", "resnet50", "resnet152", "gpt"),
         models="unet96,unet128,resnet50,gpt",
         precision="fp32,bf16",
         modes=("plain", "returned", "checkpoint", "half", "third", "smallest"),
@@ -62,6 +64,7 @@ SCOPES = {
         packages=("torch", "numpy"),
     ),
     "tensorflow": Scope(
+        families=("unet", "resnet50", "resnet152", "googlenet"),
         models="unet96,unet128,resnet50-16,resnet50,googlenet,resnet152",
         precision="fp32",
         modes=("plain", "returned", "half", "third", "smallest"),
@@ -85,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=ENGINES, default="torch")
+    parser.add_argument("--engine", choices=list(SCOPES), default="torch")
     parser.add_argument("--models", help="comma separated: unetN for any multiple of 8, resnet50, resnet50-16 for batch 16, ...")
     parser.add_argument("--precision", help="comma separated: fp32, bf16 (autocast, or mixed_bfloat16 in Keras)")
     parser.add_argument("--modes", help="comma separated: returned, checkpoint (torch), half, third, smallest; plain always runs")
@@ -131,6 +134,9 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             if precision not in _PRECISIONS:
                 raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(_PRECISIONS)}")
             case = replace(parse_model(name, options.quick), precision=precision)
+            families = SCOPES[options.engine].families
+            if case.family not in families:
+                raise ValueError(f"there is no {case.family} for {options.engine}; choose from {', '.join(families)}")
             yield case
             if options.channels_last and case.family != "gpt":  # a transformer has no such layout
                 yield replace(case, channels_last=True)

@@ -16,7 +16,7 @@ import tensorferry as ferry
 from tensorferry.recipes.keras import googlenet, resnet, unet3d
 from tensorferry.recipes.keras.batch import Batch
 from tensorferry.recipes.keras.compiled import compile_model
-from trainings import FAMILIES, NUM_THREADS, SEED, Case, Request, StepClock, Trained
+from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
 
 _DEVICE = "CPU:0"
 
@@ -63,7 +63,7 @@ def build(case: Case) -> tuple[keras.Model, Batch]:
         case "googlenet":
             return compile_model(googlenet.googlenet(edge=edge)), googlenet.make_batch(case.size, edge, seed=SEED)
         case _:
-            raise ValueError(f"no {case.family!r} for Keras; choose from {', '.join(FAMILIES)}")
+            raise ValueError(f"there is no {case.family!r} for Keras")
 
 
 def _fit(model: keras.Model, batch: Batch, num_steps: int, callbacks: list[Any]) -> None:

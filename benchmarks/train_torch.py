@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tensorferry as ferry
 from tensorferry.recipes import gpt, resnet, unet3d
-from trainings import FAMILIES, NUM_THREADS, SEED, Case, Request, StepClock, Trained
+from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _parts(case: Case) -> tuple[Any, tuple[Tensor, Tensor], Callable[..., Tensor
             model = gpt.GPT(num_layers=2, width=128) if case.quick else gpt.GPT()
             return model, gpt.make_batch(case.size, length=128 if case.quick else 512, seed=SEED), gpt.compute_loss
         case _:
-            raise ValueError(f"no {case.family!r} for torch; choose from {', '.join(FAMILIES)}")
+            raise ValueError(f"there is no {case.family!r} for torch")
 
 
 def checkpoint_blocks(model: nn.Module) -> None:

@@ -10,16 +10,14 @@ from typing import Any
 
 SEED = 7
 NUM_THREADS = 2
-ENGINES = ("torch", "tensorflow")
 _NAMED_SIZES = {"resnet50": 32, "resnet152": 8, "googlenet": 32, "gpt": 16}
-FAMILIES = ("unet", *_NAMED_SIZES)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One training to measure."""
 
-    family: str  # one of FAMILIES
+    family: str  # unet, or one of the named sizes
     size: int  # unet: edge in voxels; resnet, googlenet: images; gpt: texts
     precision: str = "fp32"  # or "bf16": autocast
     channels_last: bool = False  # torch only; Keras models are in it by themselves
@@ -51,11 +49,11 @@ def parse_model(name: str, quick: bool = False) -> Case:
             raise ValueError(f"a U-Net's edge must be a multiple of 8, received {name!r}")
         case = Case("unet", size)
         return replace(case, size=max(16, size // 24 * 8), quick=True) if quick else case
-    family, _, size_text = name.partition("-")
-    if family not in _NAMED_SIZES or not re.fullmatch(r"|[1-9]\d*", size_text):
+    match = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", name)
+    if match is None or match[1] not in _NAMED_SIZES:
         known = ", ".join(_NAMED_SIZES)
         raise ValueError(f"unknown model {name!r}; choose from unetN (such as unet96), {known}, or one at a size (resnet50-16)")
-    case = Case(family, int(size_text or _NAMED_SIZES[family]))
+    case = Case(match[1], int(match[2] or _NAMED_SIZES[match[1]]))
     return replace(case, size=2, quick=True) if quick else case
 
 
@@ -69,7 +67,7 @@ class Request:
     tier: str = "auto"
     num_steps: int = 5
     allowance_nbytes: int | None = None  # a hard cap: what may be held beyond what a process holds before the model
-    engine: str = "torch"  # one of ENGINES
+    engine: str = "torch"  # or "tensorflow"
     cap: str = "process"  # who keeps the allowance: the kernel for the "process", or the framework's "allocator"
 
     def to_json(self) -> str:
