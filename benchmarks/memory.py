@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, measure
+from tables import make_table, make_targets_table
 from targets import Verdict, judge, judge_capped
-from tensorferry.units import format_bytes, parse_bytes
+from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
 
 _PRECISIONS = ("fp32", "bf16")
@@ -161,7 +161,7 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
         if not options.quick:  # the targets are for the full sizes
             verdicts += judge(measured[case], default_layout)
-    _console.print(_table(measured))
+    _console.print(make_table(measured))
     return _finish(options, verdicts, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
 
 
@@ -212,66 +212,9 @@ def _run_capped(options: argparse.Namespace) -> list[Verdict]:
     return _finish(options, verdicts, {"capped": [_capped_json(result) for result in results]})
 
 
-def _table(measured: dict[Case, dict[str, Measurement]]) -> Table:
-    table = Table(title="One training step")
-    for name in ("model", "mode"):
-        table.add_column(name)
-    for name in (
-        "budget",
-        "peak",
-        "of plain",
-        "allocator",
-        "of plain",
-        "planned",
-        "CPU s",
-        "x plain",
-        "wall s",
-        "kept / swapped / recomputed",
-        "bits",
-    ):
-        table.add_column(name, justify="right")
-    for case, rows in measured.items():
-        for mode, row in rows.items():
-            table.add_row(*_cells(case, mode, row, rows["plain"]), end_section=mode == list(rows)[-1])
-    return table
-
-
-def _cells(case: Case, mode: str, row: Measurement, plain: Measurement) -> list[str]:
-    budget = format_bytes(row.request.budget_nbytes) if row.request.budget_nbytes else ""
-    if not row.trained:
-        return [case.label, mode, budget, row.outcome, *[""] * 9]
-    moved = row.ferry.get("moved", {})
-    actions = [format_bytes(moved[f"{name}_nbytes"]) for name in ("kept", "swapped", "recomputed")] if moved else []
-    different = row.differing_parts(plain)
-    allocator = ["", ""]
-    if row.allocator_nbytes and plain.allocator_nbytes:
-        allocator = [format_bytes(row.allocator_nbytes), f"{row.allocator_nbytes / plain.allocator_nbytes:.2f}"]
-    planned = row.ferry.get("predicted_peak_nbytes")
-    return [
-        case.label,
-        mode,
-        budget,
-        format_bytes(row.peak_nbytes),
-        f"{row.peak_nbytes / plain.peak_nbytes:.2f}",
-        *allocator,
-        format_bytes(planned) if planned else "",
-        f"{row.cpu_seconds:.2f}",
-        f"{row.cpu_seconds / plain.cpu_seconds:.2f}",
-        f"{row.wall_seconds:.2f}",
-        " / ".join(actions),
-        f"{', '.join(different)} differ" if different else "equal",
-    ]
-
-
 def _finish(options: argparse.Namespace, verdicts: list[Verdict], figures: dict[str, Any]) -> list[Verdict]:
-    table = Table(title="Targets")
-    for name in ("model", "figure", "target", "measured", ""):
-        table.add_column(name)
-    for verdict in verdicts:
-        reached, style = ("reached", "green") if verdict.passed else ("missed", "red")
-        table.add_row(verdict.case, verdict.figure, verdict.target, verdict.measured, reached, style=style)
     if verdicts:
-        _console.print(table)
+        _console.print(make_targets_table(verdicts))
     _write(options, figures | {"targets": [asdict(verdict) for verdict in verdicts]})
     _console.print(f"figures: {options.json}", markup=False)
     return verdicts
