@@ -44,6 +44,10 @@ class Tier(Protocol):
         """Copy a slot's bytes into new memory; the slot keeps them too. Raises `TierLost`."""
         ...
 
+    def read_into(self, slot: Slot, block: memoryview) -> None:
+        """Copy a slot's bytes into memory that is there already, of the same length. Raises `TierLost`."""
+        ...
+
     def release(self, slot: Slot) -> None:
         """Forget a slot's bytes. Once a slot, and not while it is being read."""
         ...

@@ -1,0 +1,74 @@
+"""What TensorFlow's allocator and the process hold.
+
+A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
+outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, which it never gives back.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.engines.resident import Heap, ResidentMeter
+
+
+class Device:
+    """A device's memory over what was held before the model was built."""
+
+    def __init__(self, held_nbytes: int, name: str = "CPU:0") -> None:
+        """`held_nbytes`: what of the present belongs to the training already, such as weights."""
+        self.name = name
+        self._meter = ResidentMeter()
+        self._heap = Heap()
+        self._heap.trim()
+        self.has_statistics = self._info()["current"] > 0
+        self._allocated_before = self._info()["current"] - held_nbytes if self.has_statistics else 0
+        self._resident_before = self._meter.now_nbytes() - held_nbytes
+        self.highest_allocated_nbytes = 0
+
+    def allocated_nbytes(self) -> int:
+        """What the allocator has handed out; without its statistics, what is resident."""
+        return self._info()["current"] - self._allocated_before if self.has_statistics else self.resident_nbytes()
+
+    def allocated_peak_nbytes(self) -> int:
+        """The most that was handed out since `reset_peaks` or `reset_allocated_peak`."""
+        peak_nbytes = self._info()["peak"] - self._allocated_before if self.has_statistics else self.resident_peak_nbytes()
+        self.highest_allocated_nbytes = max(self.highest_allocated_nbytes, peak_nbytes)
+        return peak_nbytes
+
+    def resident_nbytes(self) -> int:
+        """What is resident now."""
+        return self._meter.now_nbytes() - self._resident_before
+
+    def resident_peak_nbytes(self) -> int:
+        """The most that was resident since `reset_peaks`."""
+        return self._meter.peak_nbytes() - self._resident_before
+
+    def highest_resident_nbytes(self) -> int:
+        """The most that was ever resident."""
+        return self._meter.highest_nbytes() - self._resident_before
+
+    def reset_peaks(self) -> None:
+        """Begin new peaks."""
+        self._meter.reset_peak()
+        self.reset_allocated_peak()
+
+    def reset_allocated_peak(self) -> None:
+        """Begin a new peak of the allocator alone."""
+        if self.has_statistics:
+            tf.config.experimental.reset_memory_stats(self.name)
+        else:
+            self._meter.reset_peak()
+
+    def trim(self) -> None:
+        """Give back what Python and tracing have freed."""
+        self._heap.trim()
+
+    def close(self) -> None:
+        """Give the file descriptors back."""
+        self._meter.close()
+
+    def _info(self) -> dict[str, Any]:
+        try:
+            return tf.config.experimental.get_memory_info(self.name)
+        except ValueError:  # built without oneDNN: the allocator keeps no books
+            return {"current": 0, "peak": 0}
