@@ -16,6 +16,7 @@ from tensorferry.errors import (
     FerryError,
     GraphFreed,
     MissingExtra,
+    NotSupported,
     NotTraceable,
     SavedTensorModified,
     TierFull,
@@ -23,7 +24,9 @@ from tensorferry.errors import (
 )
 
 if TYPE_CHECKING:
-    from tensorferry.engines.torch.capture import capture
+    from tensorferry.engines import tensorflow
+    from tensorferry.engines.capture import capture
+    from tensorferry.engines.keras import LargeModel
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.plan import Machine, Plan, Timeline, make_plan, simulate
     from tensorferry.report import Report
@@ -41,8 +44,10 @@ __all__ = [
     "CopyStuck",
     "FerryError",
     "GraphFreed",
+    "LargeModel",
     "Machine",
     "MissingExtra",
+    "NotSupported",
     "NotTraceable",
     "Plan",
     "Report",
@@ -55,22 +60,26 @@ __all__ = [
     "large_model",
     "make_plan",
     "simulate",
+    "tensorflow",
     "this_machine",
 ]
 
 _HOMES = {
+    "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.plan",
     "Plan": "tensorferry.plan",
     "Report": "tensorferry.report",
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
-    "capture": "tensorferry.engines.torch.capture",
+    "capture": "tensorferry.engines.capture",
     "large_model": "tensorferry.engines.torch.large_model",
     "make_plan": "tensorferry.plan",
     "simulate": "tensorferry.plan",
+    "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
 }
-_EXTRAS = {"torch": "torch"}  # a framework's module, and the extra that brings it
+_MODULES = {"tensorflow"}  # public names that are modules themselves
+_EXTRAS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # a framework's module, and the extra that brings it
 
 
 def __getattr__(name: str) -> Any:
@@ -78,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(home), name)
+        value = import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         if extra is None:

@@ -12,6 +12,7 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
+├── NotSupported         a back end or an option that cannot be planned
 └── MissingExtra         an optional package is not installed
 """
 
@@ -69,6 +70,10 @@ class BadPlan(FerryError, ValueError):
 
 class NotTraceable(FerryError):
     """A step that cannot be followed without running it."""
+
+
+class NotSupported(FerryError):
+    """A back end, a strategy or an option under which a step cannot be planned."""
 
 
 class MissingExtra(FerryError, ImportError):

@@ -19,11 +19,11 @@ class Device:
         self.name = name
         self._meter = ResidentMeter()
         self._heap = Heap()
-        self._heap.trim()
         self.has_statistics = self._info()["current"] > 0
         self._allocated_before = self._info()["current"] - held_nbytes if self.has_statistics else 0
         self._resident_before = self._meter.now_nbytes() - held_nbytes
-        self.highest_allocated_nbytes = 0
+        self._highest_resident = self._highest_allocated = 0
+        self._meter.reset_peak()
 
     def allocated_nbytes(self) -> int:
         """What the allocator has handed out; without its statistics, what is resident."""
@@ -31,9 +31,11 @@ class Device:
 
     def allocated_peak_nbytes(self) -> int:
         """The most that was handed out since `reset_peaks` or `reset_allocated_peak`."""
-        peak_nbytes = self._info()["peak"] - self._allocated_before if self.has_statistics else self.resident_peak_nbytes()
-        self.highest_allocated_nbytes = max(self.highest_allocated_nbytes, peak_nbytes)
-        return peak_nbytes
+        if not self.has_statistics:
+            return self.resident_peak_nbytes()
+        peak_nbytes = self._info()["peak"]
+        self._highest_allocated = max(self._highest_allocated, peak_nbytes)
+        return peak_nbytes - self._allocated_before
 
     def resident_nbytes(self) -> int:
         """What is resident now."""
@@ -41,23 +43,41 @@ class Device:
 
     def resident_peak_nbytes(self) -> int:
         """The most that was resident since `reset_peaks`."""
-        return self._meter.peak_nbytes() - self._resident_before
+        peak_nbytes = self._meter.peak_nbytes()
+        self._highest_resident = max(self._highest_resident, peak_nbytes)
+        return peak_nbytes - self._resident_before
 
     def highest_resident_nbytes(self) -> int:
-        """The most that was ever resident."""
-        return self._meter.highest_nbytes() - self._resident_before
+        """The most that was resident since the device was opened."""
+        self.resident_peak_nbytes()
+        return self._highest_resident - self._resident_before
+
+    def outside_nbytes(self) -> int:
+        """What is resident beyond what the allocator has handed out at most: other memory, and holes between blocks."""
+        if not self.has_statistics:
+            return 0
+        self.allocated_peak_nbytes()
+        return max(0, self.highest_resident_nbytes() - (self._highest_allocated - self._allocated_before))
 
     def reset_peaks(self) -> None:
         """Begin new peaks."""
+        self.resident_peak_nbytes()
         self._meter.reset_peak()
         self.reset_allocated_peak()
 
     def reset_allocated_peak(self) -> None:
         """Begin a new peak of the allocator alone."""
         if self.has_statistics:
+            self.allocated_peak_nbytes()
             tf.config.experimental.reset_memory_stats(self.name)
         else:
+            self.resident_peak_nbytes()
             self._meter.reset_peak()
+
+    def include(self, nbytes: int) -> None:
+        """Put on the books what the training holds and was there before."""
+        self._allocated_before -= nbytes
+        self._resident_before -= nbytes
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""

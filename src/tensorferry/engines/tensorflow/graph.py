@@ -7,7 +7,6 @@ Gradients are applied as soon as they are known. By itself TensorFlow may let al
 """
 
 import fnmatch
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +84,8 @@ class Layout:
 
 def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
     """The units of a traced graph that touch a tensor of at least `tracked_nbytes`."""
-    ops = graph.get_operations()
+    _untie(graph)
+    ops = _find_alive(graph)
     roots = _find_roots(ops)
     heavy = [op for op in ops if _is_heavy(op, roots, tracked_nbytes)]
     phases = _find_phases(ops)
@@ -95,6 +95,30 @@ def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
     for position, unit in enumerate(units):
         unit.position = position
     return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
+
+
+def _untie(graph: Any) -> None:
+    """Let readers of an IdentityN read its inputs: Keras passes all gradients through one, so that each would wait for all."""
+    for op in graph.get_operations():
+        if op.type == "IdentityN":
+            for output, source in zip(op.outputs, op.inputs, strict=True):
+                for reader in output.consumers():
+                    for index, tensor in enumerate(reader.inputs):
+                        if tensor is output:
+                            reader._update_input(index, source)
+
+
+def _find_alive(graph: Any) -> list[Any]:
+    """The ops that something waits for; TensorFlow leaves out the others."""
+    alive = {t.op for t in (*graph.outputs, *graph.inputs)} | set(graph.control_outputs)
+    frontier = list(alive)
+    while frontier:
+        op = frontier.pop()
+        for other in (*(t.op for t in op.inputs), *op.control_inputs):
+            if other not in alive:
+                alive.add(other)
+                frontier.append(other)
+    return [op for op in graph.get_operations() if op in alive]
 
 
 def _find_roots(ops: Sequence[Any]) -> dict[str, tf.Tensor]:
@@ -187,12 +211,3 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     """Whether a name, or a layer on its path, is one of those that are to be left alone."""
     parts = name.split("/")
     return any(fnmatch.fnmatch(name, pattern) or any(fnmatch.fnmatch(part, pattern) for part in parts) for pattern in patterns)
-
-
-def tensors_by_unit(layout: Layout) -> dict[Unit, list[tf.Tensor]]:
-    """What each unit makes that others read: inside a fused unit, only the last output exists."""
-    made: defaultdict[Unit, list[tf.Tensor]] = defaultdict(list)
-    for unit in layout.units:
-        exits = set(unit.exits())
-        made[unit] = [t for op in unit.ops if not unit.fused or op in exits for t in op.outputs]
-    return made
