@@ -1,7 +1,7 @@
 """The Keras side of the memory benchmark, on the TensorFlow back end: build, train, hash.
 
-Both runs that are compared have op determinism on, and Grappler's arithmetic optimization off: it merges ops across the places
-where a plan cuts the graph, so that a run with other cuts would round in another order.
+Every run has op determinism on and the graph rewrites that ferry runs with (`same_rewrites`): two of TensorFlow's own sum in
+another order when a graph has other edges, and then a plain run could not be compared bit for bit.
 """
 
 import hashlib
@@ -27,7 +27,6 @@ def warm_up() -> None:
     tf.config.threading.set_inter_op_parallelism_threads(NUM_THREADS)
     keras.utils.set_random_seed(SEED)
     tf.config.experimental.enable_op_determinism()
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
     _ = ferry.LargeModel  # loads the engine
     _fit(compile_model(unet3d.unet3d(base=2)), unet3d.make_batch(8), num_steps=2, callbacks=[])
     keras.backend.clear_session()
@@ -40,7 +39,7 @@ def train(request: Request, clock: StepClock) -> Trained:
     if request.mode == "ferry":
         assert request.budget_nbytes is not None, "a budget goes with this mode"
         callbacks.insert(0, ferry.LargeModel(budget=request.budget_nbytes, tier=request.tier))
-    with _AllocatorPeak() as peak:
+    with ferry.tensorflow.same_rewrites(), _AllocatorPeak() as peak:
         try:
             _fit(model, batch, request.num_steps, callbacks)
         except tf.errors.ResourceExhaustedError as error:
