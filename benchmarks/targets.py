@@ -94,7 +94,7 @@ def _judge_prediction(mode: str, row: Measurement, targets: Targets) -> Iterator
     if "predicted_peak_nbytes" not in figures:
         return
     label = row.request.case.label
-    peak_error = abs(figures["predicted_peak_nbytes"] / row.counted_nbytes - 1)
+    peak_error = abs(figures["predicted_peak_nbytes"] / row.peak_nbytes - 1)
     yield _close(label, f"{mode}: simulated peak off by", peak_error, targets.max_peak_error)
     if targets.max_seconds_error:
         seconds_error = abs(figures["predicted_step_seconds"] / row.wall_seconds - 1)
