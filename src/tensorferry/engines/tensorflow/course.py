@@ -20,8 +20,7 @@ from tensorferry.report import Counters
 from tensorferry.trace import Trace
 
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
-_MAX_PLANS = 6
-_FIRST_MARGIN_SHARE = 0.04
+_MAX_PLANS = 3  # a new function takes memory of its own
 _WORTH_SHARE = 0.03  # of a step that another plan must save
 _REMEMBERED_STEPS = 5
 
@@ -46,6 +45,7 @@ class Course:
         self._stops = Stops({}, {})
         self._num_planned_steps = 0
         self._error_nbytes = 0  # how far a step was above its plan
+        self._allocator_limit_nbytes = 0
         self._urgent = False  # the last step was above the limit
 
     @property
@@ -63,13 +63,11 @@ class Course:
         ]
         self._rebuild(decisions, gate_all=True)
 
-    def make_plan(self, limit_nbytes: int, machine: Machine, *, recompute: bool, fetch_ahead: int) -> None:
-        """Plan the next steps. Raises `BudgetTooSmall`."""
+    def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
+        """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
         floor = find_floor(self.trace)
-        # resident memory never falls again, so plans keep away from the limit by what they were wrong, and at first by a share;
-        # that may make a plan more careful, never impossible
-        margin_nbytes = self._error_nbytes if self.measured else int(limit_nbytes * _FIRST_MARGIN_SHARE)
-        careful_nbytes = max(limit_nbytes - margin_nbytes, min(floor.nbytes, limit_nbytes))
+        # what was learnt of peaks may make a plan more careful, never impossible
+        careful_nbytes = max(limit_nbytes - self._error_nbytes, min(floor.nbytes, limit_nbytes))
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
         self.wants_plan = False
@@ -80,6 +78,7 @@ class Course:
         if self.plan is None or plan.decisions != self.plan.decisions:
             self._rebuild(plan.decisions, gate_all=False)
         self.plan = plan
+        self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
 
     def _is_worth(self, plan: Plan, machine: Machine) -> bool:
         """Whether a plan saves more than it takes to make a new function of it."""
@@ -96,10 +95,11 @@ class Course:
 
     # steps
 
-    def begin_step(self, outside_nbytes: int) -> None:
-        """A step of this kind is about to run, with that much held outside of the allocator."""
-        limit_nbytes = self.plan.budget_nbytes - outside_nbytes if self.plan is not None else 0
-        self._crossings.begin_step(self._stops.gates, self._stops.rooms, limit_nbytes, recording=not self.recorded)
+    def begin_step(self) -> None:
+        """A step of this kind is about to run."""
+        self._crossings.begin_step(
+            self._stops.gates, self._stops.rooms, self._allocator_limit_nbytes, recording=not self.recorded
+        )
 
     def end_record(self, diary: Diary) -> None:
         """The first step has run: what each unit took and allocated is known now."""
@@ -164,7 +164,9 @@ class Course:
             if diary.passed[g] - diary.reached[g] > 1e-3
         ]
         spans += [
-            Span(c.lane, Work.COPY, storages[c.storage].label, c.started_at - zero, c.ended_at - c.started_at, c.storage, c.nbytes)
+            Span(
+                c.lane, Work.COPY, storages[c.storage].label, c.started_at - zero, c.ended_at - c.started_at, c.storage, c.nbytes
+            )
             for c in diary.copies
         ]
         return Timeline(

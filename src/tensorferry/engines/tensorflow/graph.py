@@ -15,22 +15,27 @@ import tensorflow as tf
 
 from tensorferry.trace import Phase
 
+
+def kinds(names: str) -> frozenset[str]:
+    """A set of op types."""
+    return frozenset(names.split())
+
+
 # their output is their first input's buffer
-VIEWS = frozenset(
-    ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient", "CheckNumerics")
-    + ("EnsureShape", "PlaceholderWithDefault", "ReadVariableOp", "Bitcast")
+VIEWS = kinds(
+    "Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape PlaceholderWithDefault "
+    "ReadVariableOp Bitcast"
 )
-SHAPE_READERS = frozenset(("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "ConcatOffset"))
-_NOT_WORK = frozenset(("Placeholder", "Const", "VarHandleOp", "NoOp", "Assert", "_Arg", "_Retval"))
+SHAPE_READERS = kinds("Shape ShapeN Size Rank BroadcastGradientArgs ConcatOffset")
+_NOT_WORK = kinds("Placeholder Const VarHandleOp NoOp Assert _Arg _Retval")
 # called with other graphs, whose tensors are not looked at
-NESTED = frozenset(
-    ("PartitionedCall", "StatefulPartitionedCall", "While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
-    + ("SymbolicGradient", "MapDefun")
+NESTED = kinds(
+    "PartitionedCall StatefulPartitionedCall While StatelessWhile If StatelessIf Case StatelessCase SymbolicGradient MapDefun"
 )
-_CONTRACTIONS = frozenset(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"))
-_BIASES = frozenset(("BiasAdd", "Add", "AddV2"))
-_ACTIVATIONS = frozenset(("Relu", "Relu6", "Elu", "LeakyRelu", "Tanh", "Sigmoid", "Add", "AddV2"))
-_FILTER_GRADIENTS = frozenset(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"))
+_CONTRACTIONS = kinds("Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+_BIASES = kinds("BiasAdd Add AddV2")
+_ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
+_FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
 _UNSIZED = (tf.resource, tf.variant, tf.string)
 
 

@@ -28,11 +28,9 @@ from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
 MIN_NBYTES = 2**20
-import os
-DEBUG=os.environ.get('FDEBUG')
 _AUTO_SHARE = 0.9  # of what is free
-_MARGIN_SHARE = 0.02  # of the budget, for the holes between the allocator's blocks that were not there before
-_MARGIN_MIN_NBYTES = 8 * 2**20
+_MARGIN_SHARE = 0.06  # of the budget: the allocator hands out up to twice what was asked for, as its holes have it
+_MARGIN_MIN_NBYTES = 16 * 2**20
 _OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
 _MAX_COURSES = 8  # kinds of step remembered
 
@@ -97,7 +95,7 @@ class LargeFunction:
             self._plan(course)
         self._device.reset_peaks()
         before_nbytes = self._device.resident_nbytes()
-        course.begin_step(self._outside_nbytes)
+        course.begin_step()
         try:
             with same_rewrites():
                 result = course.function(*args, **kwargs)
@@ -143,17 +141,23 @@ class LargeFunction:
         held_nbytes = self._device.allocated_nbytes()
         if not course.recorded:
             # before its first run a function is neither optimised nor are its kernels made
-            self._outside_nbytes = self._device.outside_nbytes() + len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
+            expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
+            self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         self._refuse_below_floor(trace)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
+            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
             course.prepare_record()
             course.wants_plan = False
             return
         machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(
-            self._limit_nbytes, machine, recompute=self._settings.recompute, fetch_ahead=self._settings.fetch_ahead
+            self._limit_nbytes,
+            machine,
+            outside_nbytes=self._outside_nbytes,
+            recompute=self._settings.recompute,
+            fetch_ahead=self._settings.fetch_ahead,
         )
         assert course.plan is not None
         self._tier.check_room(course.plan.nbytes(Action.SWAP))
@@ -161,8 +165,9 @@ class LargeFunction:
     def _end_step(self, course: Course, before_nbytes: int) -> None:
         diary = self._crossings.end_step()
         self._num_steps += 1
-        if DEBUG: print("END recorded",course.recorded,"resident",self._device.resident_peak_nbytes()>>20,"alloc",self._device.allocated_peak_nbytes()>>20,"now",self._device.resident_nbytes()>>20,self._device.allocated_nbytes()>>20,"limit",self._limit_nbytes>>20,"outside",self._outside_nbytes>>20,"plan",course.plan and course.plan.peak_nbytes>>20)
-        self._outside_nbytes = self._device.outside_nbytes()
+        # holes between blocks come and go with the timing of copies, so what was seen at most counts
+        known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0
+        self._outside_nbytes = max(known_nbytes, self._device.outside_nbytes())
         if not course.recorded:
             course.end_record(diary)
             return

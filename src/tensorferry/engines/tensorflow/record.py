@@ -11,22 +11,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tensorferry.engines.tensorflow.graph import NESTED, SHAPE_READERS, Layout, Unit, lay_out, matches, tensor_nbytes
+from tensorferry.engines.tensorflow.graph import NESTED, SHAPE_READERS, Layout, Unit, kinds, lay_out, matches, tensor_nbytes
 from tensorferry.plan import Machine
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
 TRACKED_SHARE = 16  # storages of at least this part of the smallest that may move are in the trace
 
-_IN_PLACE = frozenset(
-    ("Add", "AddV2", "AddN", "Sub", "Mul", "Div", "RealDiv", "DivNoNan", "Maximum", "Minimum", "Square", "SquaredDifference")
-    + ("Neg", "Exp", "Log", "Log1p", "Sqrt", "Rsqrt", "Reciprocal", "Sigmoid", "Tanh", "Relu", "Relu6", "Elu", "Selu", "LeakyRelu")
-    + ("Softplus", "Softsign", "Erf", "Abs", "Sign", "Pow", "Select", "SelectV2", "ReluGrad", "Relu6Grad", "EluGrad", "SigmoidGrad")
-    + ("TanhGrad", "LeakyReluGrad", "SoftplusGrad", "RsqrtGrad", "BiasAdd", "Softmax", "LogSoftmax", "ClipByValue")
+_IN_PLACE = kinds(
+    "Add AddV2 AddN Sub Mul Div RealDiv DivNoNan Maximum Minimum Square SquaredDifference Neg Exp Log Log1p Sqrt Rsqrt Reciprocal "
+    "Sigmoid Tanh Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Erf Abs Sign Pow Select SelectV2 ReluGrad Relu6Grad EluGrad "
+    "SigmoidGrad TanhGrad LeakyReluGrad SoftplusGrad RsqrtGrad BiasAdd Softmax LogSoftmax ClipByValue"
 )
 # cheap, the same bits every time, and nothing but their output: may be run again
-_REPLAYABLE = (_IN_PLACE - {"Softmax", "LogSoftmax"}) | {"Cast", "ConcatV2", "Pad", "Tile", "Transpose", "Slice", "BroadcastTo"}
+_REPLAYABLE = (_IN_PLACE - kinds("Softmax LogSoftmax AddN")) | kinds("Cast ConcatV2 Pad Tile Transpose Slice BroadcastTo")
 # oneDNN pairs a pooling op with its gradient through this edge, and gives other bits where it cannot
-_PAIRED = frozenset(("MaxPool", "MaxPool3D", "MaxPoolV2", "AvgPool", "AvgPool3D", "LRN", "FusedBatchNormV3"))
+_PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 AvgPool AvgPool3D LRN FusedBatchNormV3")
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Recording:
     def with_measures(self, seconds: Sequence[float], workspace_nbytes: Sequence[int]) -> "Recording":
         """The same with what a step measured, by position."""
         ops = tuple(
-            replace(op, seconds=s, workspace_nbytes=w)
-            for op, s, w in zip(self.trace.ops, seconds, workspace_nbytes, strict=True)
+            replace(op, seconds=s, workspace_nbytes=w) for op, s, w in zip(self.trace.ops, seconds, workspace_nbytes, strict=True)
         )
         return replace(self, trace=replace(self.trace, ops=ops, measured=True))
 
@@ -104,7 +102,9 @@ class _Walk:
     def _add_variables(self, optimizer_names: frozenset[str]) -> None:
         graph = self.layout.graph
         inner = {id(external): internal for external, internal in graph.captures}
-        early = {t.op.name for unit in self.layout.units if unit.phase is not Phase.OPTIMIZER for op in unit.ops for t in op.inputs}
+        early = {
+            t.op.name for unit in self.layout.units if unit.phase is not Phase.OPTIMIZER for op in unit.ops for t in op.inputs
+        }
         for variable in graph.variables:
             handle = inner.get(id(variable.handle))
             nbytes = tensor_nbytes(variable)

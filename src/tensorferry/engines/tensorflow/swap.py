@@ -101,7 +101,8 @@ class Crossings:
     def end_step(self) -> Diary:
         """Wait for what is still under way and forget what was left behind, as after an error."""
         self.diary.ended_at = time.perf_counter()
-        for future in (*self._arrivals.values(), *self._slots.values()):
+        futures: list[Future[Any]] = [*self._arrivals.values(), *self._slots.values()]
+        for future in futures:
             future.exception(self._watchdog_seconds)
         for slot in (f.result() for f in self._slots.values() if f.exception() is None):
             self._tier.release(slot)
@@ -189,7 +190,9 @@ class Crossings:
         with self._changed:
             while self._num_leaving and self.device.allocated_nbytes() + demand_nbytes > self._limit_nbytes:
                 if not self._changed.wait(self._watchdog_seconds):
-                    raise CopyStuck(f"a copy to the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s")
+                    raise CopyStuck(
+                        f"a copy to the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s"
+                    )
 
     def _await(self, arrival: "Future[None]") -> None:
         try:
