@@ -187,7 +187,7 @@ def _check_strategy(model: Any) -> None:
     num_replicas = model.distribute_strategy.num_replicas_in_sync
     if num_replicas > 1:
         raise NotSupported(
-            f"the model trains on {num_replicas} replicas in one graph, and a budget is for one; train one replica in each process"
+            f"the model trains on {num_replicas} replicas in one graph, and a budget is for one; train one in each process"
         )
 
 

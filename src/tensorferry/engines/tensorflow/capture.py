@@ -22,7 +22,7 @@ def capture(model: Any, batch: Any, *, machine: Machine | None = None, min_nbyte
     specs = tf.nest.map_structure(_spec, batch)
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
-    graph = tf.function(lambda data: model.train_step(data)).get_concrete_function(specs).graph
+    graph = tf.function(model.train_step).get_concrete_function(specs).graph
     return record(graph, min_nbytes=min_nbytes, machine=machine or this_machine()).trace
 
 

@@ -199,16 +199,16 @@ def fetch_earlier(trace: Trace, plan: Plan, machine: Machine, num_ops: int) -> P
     """The plan with every copy in started at least that many ops before it is wanted, where that still fits."""
     if not num_ops:
         return plan
-    decisions = []
-    for decision in plan.decisions:
-        storage = trace.storages[decision.storage]
-        if decision.action is Action.SWAP and storage.wanted_at is not None and storage.idle_after is not None:
-            latest = max(storage.idle_after + 1, storage.wanted_at - num_ops)
-            fetch_at = storage.wanted_at if decision.fetch_at is None else decision.fetch_at
-            decision = replace(decision, fetch_at=min(fetch_at, latest))
-        decisions.append(decision)
-    early = replace(plan, decisions=tuple(decisions))
+    early = replace(plan, decisions=tuple(_fetch_earlier(trace, decision, num_ops) for decision in plan.decisions))
     timeline = simulate(trace, early, machine)
     if timeline.peak_nbytes > plan.budget_nbytes:
         return plan
     return replace(early, peak_nbytes=timeline.peak_nbytes, step_seconds=timeline.step_seconds)
+
+
+def _fetch_earlier(trace: Trace, decision: Decision, num_ops: int) -> Decision:
+    storage = trace.storages[decision.storage]
+    if decision.action is not Action.SWAP or storage.wanted_at is None or storage.idle_after is None:
+        return decision
+    latest = max(storage.idle_after + 1, storage.wanted_at - num_ops)
+    return replace(decision, fetch_at=min(storage.wanted_at if decision.fetch_at is None else decision.fetch_at, latest))

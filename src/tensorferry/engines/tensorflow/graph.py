@@ -92,7 +92,7 @@ def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
     _untie(graph)
     ops = _find_alive(graph)
     roots = _find_roots(ops)
-    heavy = [op for op in ops if _is_heavy(op, roots, tracked_nbytes)]
+    heavy = [op for op in ops if _is_heavy(op, tracked_nbytes)]
     phases = _find_phases(ops)
     units, unit_of = _make_units(heavy, phases)
     _order(ops, units, unit_of)
@@ -136,7 +136,7 @@ def _find_roots(ops: Sequence[Any]) -> dict[str, tf.Tensor]:
     return roots
 
 
-def _is_heavy(op: Any, roots: dict[str, tf.Tensor], tracked_nbytes: int) -> bool:
+def _is_heavy(op: Any, tracked_nbytes: int) -> bool:
     if op.type in VIEWS or op.type in SHAPE_READERS or op.type in _NOT_WORK:
         return False
     if op.type in NESTED:

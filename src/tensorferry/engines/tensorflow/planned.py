@@ -14,7 +14,8 @@ that made them, behind the gate of the unit that wants them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from tensorferry.plan.schedule import find_due, make_schedule
 from tensorferry.plan.tables import Tables, make_tables
 
 _SCOPE = "tensorferry"
+_HOST = "/device:CPU:0"
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ class _Plan:
                 gates[i] = Stop(arrivals, demand_nbytes[i])
                 fetched = [self.fetches[s] for s in {*arrivals, *fetch_at.get(i, ())}]
                 before = [self._add_gate(i, [*before, *fetched])]
+                for s in arrivals:
+                    if self._is_elsewhere(s):
+                        self._send_back(s, before)
             for s in self.schedule.replay.get(i, ()):
                 before = [*before, *self._add_replay(s, before)]
             self._hold_back(unit, before)
@@ -132,22 +137,48 @@ class _Plan:
 
     def _add_leave(self, s: int) -> Any:
         tensor = self.recording.tensors[s]
-        with self.edit.adding(f"{_SCOPE}/leave"):
+        with self._adding("leave"):
             return tf.numpy_function(partial(self.crossings.leave, s), [tensor], tf.int32, stateful=True).op
 
     def _add_fetches(self, i: int, storages: list[int], before: list[Any], leaving: dict[int, Any]) -> None:
-        with self.edit.adding(f"{_SCOPE}/room", before):
+        with self._adding("room", before):
             room = tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
         for s in sorted(storages, key=self.due.__getitem__):
             tensor = self.recording.tensors[s]
-            with self.edit.adding(f"{_SCOPE}/fetch", [room, leaving[s]]):
+            with self._adding("fetch", [room, leaving[s]]):
                 empty = tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype, init=False)
-            with self.edit.adding(f"{_SCOPE}/fetch"):
+            with self._adding("fetch"):
                 self.fetches[s] = tf.numpy_function(partial(self.crossings.fetch, s), [empty], tf.int32, stateful=True).op
-            self._read_instead(s, empty)
+            if self._is_elsewhere(s):
+                self.again[s] = empty
+            else:
+                self._read_instead(s, empty)
+
+    def _is_elsewhere(self, s: int) -> bool:
+        """Whether a storage lives on another device than the host."""
+        device = self.recording.tensors[s].device
+        return bool(device) and tf.DeviceSpec.from_string(device).replace(job=None, replica=None, task=None).to_string() != _HOST
+
+    def _send_back(self, s: int, after: list[Any]) -> None:
+        """Let a storage that has arrived on the host go on to its device.
+
+        A copy between devices starts as soon as its source exists and knows of no control edge, so the node that is held
+        back until the bytes are there has to be on the host too.
+        """
+        arrived = self.again[s]
+        with self._adding("back", after):
+            # Grappler removes an Identity, and its control edge with it
+            back = tf.raw_ops.PlaceholderWithDefault(input=arrived, shape=arrived.shape)
+        self._read_instead(s, back)
+
+    @contextmanager
+    def _adding(self, kind: str, after: Iterable[Any] = ()) -> Iterator[None]:
+        """While inside, new nodes belong to the host."""
+        with self.edit.adding(f"{_SCOPE}/{kind}", after), tf.device(_HOST):
+            yield
 
     def _add_gate(self, i: int, after: list[Any]) -> Any:
-        with self.edit.adding(f"{_SCOPE}/gate", after):
+        with self._adding("gate", after):
             return tf.numpy_function(partial(self.crossings.open_gate, i), [], tf.int32, stateful=True).op
 
     def _add_replay(self, s: int, before: list[Any]) -> list[Any]:
@@ -158,7 +189,7 @@ class _Plan:
         for k in self.schedule.replayed_ops[s]:
             (op,) = self.units[k].ops
             inputs = [self._value_at(tensor, made, at) for tensor in op.inputs]
-            with self.edit.adding(f"{_SCOPE}/again", after):
+            with self.edit.adding(f"{_SCOPE}/again", after), tf.device(op.device):
                 clone = self.edit.graph._create_op_internal(
                     op.type, inputs, [t.dtype for t in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
                 )
@@ -209,12 +240,12 @@ class _Plan:
             index = self._index_to_hold(op, unit)
             tensor = op.inputs[index]
             if tensor.name not in waiting:
-                with self.edit.adding(f"{_SCOPE}/wait", before):
+                with self.edit.adding(f"{_SCOPE}/wait", before), tf.device(op.device):
                     waiting[tensor.name] = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
             self.edit.wire(op, index, waiting[tensor.name])
 
     def _index_to_hold(self, op: Any, unit: Unit) -> int:
-        """The input that an op of a fused unit is held back by: the gradient that all of them read, else the first from outside."""
+        """The input that an op of a fused unit is held back by: the gradient that all of them read, else the first."""
         inside = set(unit.ops)
         if op.type.startswith(("Conv2DBackpropFilter", "Conv3DBackpropFilter")):
             return 2
@@ -224,5 +255,5 @@ class _Plan:
         exits = unit.exits()
         if not unit.fused:
             return exits
-        with self.edit.adding(f"{_SCOPE}/end"):
+        with self.edit.adding(f"{_SCOPE}/end"), tf.device(exits[0].device):
             return [tf.raw_ops.PlaceholderWithDefault(input=op.outputs[0], shape=op.outputs[0].shape).op for op in exits]
