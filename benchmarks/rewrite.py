@@ -26,6 +26,7 @@ from rich.table import Table
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import keras
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.device import Device
@@ -83,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(num_blocks: int) -> Row:
     """Rewrite the training step of one ResNet."""
-    function = trace_step(num_blocks)
+    model = compile_model(resnet((3, 4, num_blocks, 3)))  # a graph holds its variables only weakly
+    function = trace_step(model)
     cpu = process_time()
     num_ops = len(function.graph.get_operations())
     recording, read = _time(lambda: record(function.graph, min_nbytes=_MIN_NBYTES, machine=_MACHINE))
@@ -102,9 +104,8 @@ def measure(num_blocks: int) -> Row:
     return Row(num_ops, num_moved, read, planning, editing, making, process_time() - cpu)
 
 
-def trace_step(num_blocks: int) -> Any:
+def trace_step(model: keras.Model) -> Any:
     """A training step as a concrete function."""
-    model = compile_model(resnet((3, 4, num_blocks, 3)))
     model.optimizer.build(model.trainable_variables)
     batch = (tf.TensorSpec((16, 224, 224, 3)), tf.TensorSpec((16,), tf.int32))
     return tf.function(model.train_step).get_concrete_function(batch)
