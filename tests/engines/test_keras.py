@@ -37,17 +37,34 @@ def _fit(callback: ferry.LargeModel | None, model: keras.Model | None = None, **
     return model, history.history
 
 
-def _dataset() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(_data()).batch(5)
+def _dataset(batch_size: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(_data()).batch(batch_size, drop_remainder=batch_size == 4)
 
 
 CALLS: dict[str, dict[str, Any]] = {
     "arrays": {},
-    "partial last batch": {"batch_size": 5},
     "validation data": {"validation_data": _data(4)},
     "class weights": {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0, 4: 3.0}},
-    "tf.data": {"x": _dataset(), "y": None, "batch_size": None, "shuffle": True},
+    "tf.data": {"x": _dataset(4), "y": None, "batch_size": None, "shuffle": True},
 }
+RAGGED: dict[str, dict[str, Any]] = {
+    "arrays": {"batch_size": 5},
+    "tf.data": {"x": _dataset(5), "y": None, "batch_size": None, "shuffle": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.parametrize("name", RAGGED)
+def test_a_partial_last_batch_gives_the_bits_of_a_graph_of_its_own_size(name: str) -> None:
+    """Keras would trace one graph for all sizes, which rounds otherwise; a plan has one for each."""
+    model, _ = _fit(_callback(), **RAGGED[name])
+    plain = compiled(NETWORK)
+    step = tf.function(plain.train_step)
+    with ferry.tensorflow.same_rewrites():
+        for _ in range(2):
+            for batch in _dataset(5):
+                step(batch)
+    assert bits(model) == bits(plain)
 
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
@@ -83,6 +100,7 @@ def test_a_second_fit_with_evaluate_and_predict_between_gives_the_same_bits() ->
     assert bits(models[0]) == bits(models[1])
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves variables so
 def test_training_leaves_no_trace_on_the_model(tmp_path: Path) -> None:
     model = compiled(NETWORK)
     before = set(vars(model))
@@ -93,7 +111,7 @@ def test_training_leaves_no_trace_on_the_model(tmp_path: Path) -> None:
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     x, _ = _data(4)
-    assert (np.asarray(loaded(x)) == np.asarray(model(x))).all()
+    assert (loaded(x).numpy() == model(x).numpy()).all()
     model.export(tmp_path / "exported", verbose=False)
     assert (tmp_path / "exported" / "saved_model.pb").exists()
 
@@ -102,8 +120,7 @@ def test_a_failing_step_gives_the_model_its_own_function_back() -> None:
     model = compiled(NETWORK)
     model.make_train_function()
     own = model.train_function
-    x, _ = _data()
-    with pytest.raises(Exception, match="Received a label value|out of|valid range"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
         _fit(_callback(), model, y=np.full(12, 99))
     assert model.train_function is own
 
@@ -115,6 +132,12 @@ def test_xla_is_turned_off_with_a_message(caplog: pytest.LogCaptureFixture) -> N
     _fit(callback, model, epochs=1)
     assert "XLA" in caplog.text
     assert any("XLA" in note for note in callback.report().notes)
+
+
+def test_another_back_end_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ferry.NotSupported, match="KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"):
+        _callback().on_train_begin()
 
 
 def test_running_eagerly_is_refused() -> None:
@@ -158,21 +181,24 @@ def test_nothing_to_report_before_fit() -> None:
         _callback().report()
 
 
+def _own_step(model: keras.Model) -> Any:
+    def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return train_step
+
+
 def test_a_function_of_an_own_loop_gives_the_same_bits() -> None:
-    x, y = _data(4)
+    x, y = map(tf.constant, _data(4))
     outcomes = []
     for wrap in (lambda f: ferry.tensorflow.large_function(f, budget=BUDGET, min_nbytes=4096), tf.function):
         model = compiled(NETWORK)
-
-        def train_step(x: tf.Tensor, y: tf.Tensor, model: keras.Model = model) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
-            gradients = tape.gradient(loss, model.trainable_variables)
-            model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            return loss
-
-        step = wrap(train_step)
+        step = wrap(_own_step(model))
         with ferry.tensorflow.same_rewrites():
-            losses = [float(step(tf.constant(x), tf.constant(y))) for _ in range(4)]
+            losses = [float(step(x, y)) for _ in range(4)]
         outcomes.append((losses, bits(model)))
     assert outcomes[0] == outcomes[1]

@@ -150,9 +150,9 @@ def compiled(network: Network) -> keras.Model:
     return model
 
 
-def bits(model: keras.Model) -> dict[str, bytes]:
+def bits(model: keras.Model) -> list[bytes]:
     """Every weight and every piece of optimizer state, bit for bit."""
-    return {f"{i} {v.path}": np.asarray(v).tobytes() for i, v in enumerate((*model.weights, *model.optimizer.variables))}
+    return [np.asarray(v).tobytes() for v in (*model.weights, *model.optimizer.variables)]
 
 
 class Bench:
@@ -169,10 +169,10 @@ class Bench:
         self.crossings = Crossings(self.tier, Device(0), 30.0)
         self.edit = Edit(self.concrete.graph)
 
-    def run_plain(self, num_steps: int = 3) -> tuple[list[float], dict[str, bytes]]:
+    def run_plain(self, num_steps: int = 3) -> tuple[list[float], list[bytes]]:
         return self._run(lambda: self.concrete(self.data), num_steps)
 
-    def run(self, decisions: Any, num_steps: int = 3, gate_all: bool = False) -> tuple[list[float], dict[str, bytes]]:
+    def run(self, decisions: Any, num_steps: int = 3, gate_all: bool = False) -> tuple[list[float], list[bytes]]:
         stops = carry_out(self.recording, decisions, self.edit, self.crossings, min_nbytes=SMALLEST_NBYTES, gate_all=gate_all)
         function = self.edit.make_function(self.concrete.function_type)
 
@@ -187,7 +187,7 @@ class Bench:
         finally:
             self.edit.undo()
 
-    def _run(self, step: Callable[[], Any], num_steps: int) -> tuple[list[float], dict[str, bytes]]:
+    def _run(self, step: Callable[[], Any], num_steps: int) -> tuple[list[float], list[bytes]]:
         for variable, value in zip(self.variables, self.start, strict=True):
             variable.assign(value)
         self.model.reset_metrics()
