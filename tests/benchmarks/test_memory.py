@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capped import CappedResult, largest
-from measure import Measurement
+from measure import Measurement, measure
 from targets import judge, judge_capped
 from trainings import Case, Request, parse_model
 
@@ -141,6 +141,18 @@ def test_a_small_run_compares_bits_and_writes_its_figures(tmp_path: Path) -> Non
     assert plain["cpu_seconds"] > 0
     assert 2**20 < plain["peak_nbytes"] < 2**30
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_a_keras_model_is_measured_with_and_without_ferry() -> None:
+    request = Request(parse_model("unet96", quick=True), "plain", num_steps=3, engine="tensorflow")
+    plain, ferried = measure(request), measure(replace(request, mode="ferry", budget_nbytes=2**28))
+    assert plain.trained, plain.message
+    assert ferried.trained, ferried.message
+    assert ferried.differing_parts(plain) == []
+    assert set(plain.digests) == {"losses", "parameters", "buffers", "optimizer"}
+    assert plain.allocator_nbytes is not None
+    assert 2**20 < plain.allocator_nbytes < plain.peak_nbytes
+    assert "predicted_peak_nbytes" in ferried.ferry
 
 
 @pytest.mark.parametrize(
