@@ -79,7 +79,11 @@ _HOMES = {
     "this_machine": "tensorferry.tiers",
 }
 _MODULES = {"tensorflow"}  # public names that are modules themselves
-_EXTRAS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # a framework's module, and the extra that brings it
+_EXTRAS = {
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+}  # a framework's module, and the extra that brings it
 
 
 def __getattr__(name: str) -> Any:
