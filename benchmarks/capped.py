@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from measure import Measurement, measure
 from trainings import Case, Request
 
-# sizes small enough that the whole search takes minutes, and the step between two sizes
-BASE_SIZES = {"unet": 64, "resnet50": 8, "resnet152": 4, "gpt": 4}
-SIZE_STEPS = {"unet": 8, "resnet50": 1, "resnet152": 1, "gpt": 1}
+# sizes small enough that the whole search takes minutes
+BASE_SIZES = {"unet": 64, "resnet50": 8, "resnet152": 4, "googlenet": 8, "gpt": 4}
+_UNET_STEP = 8  # between two sizes; everything else grows by one image or text
 _CAP_STEP_UP = 1.02
 _MAX_GROWTH = 16  # no search goes beyond this many times the base size
 
@@ -17,8 +17,10 @@ _MAX_GROWTH = 16  # no search goes beyond this many times the base size
 class CappedResult:
     """What fits one cap."""
 
+    engine: str
     case: Case  # at the base size
-    allowance_nbytes: int  # the cap: what a process may hold beyond what it held before the model was built
+    cap: str  # who keeps it: the "process" or the "allocator"
+    allowance_nbytes: int  # what may be held beyond what was held before the model was built
     plain_size: int
     ferry_size: int  # 0: no size trained
     attempts: tuple[Measurement, ...]
@@ -30,30 +32,34 @@ class CappedResult:
         return ferry / plain
 
 
-def find_capped_sizes(case: Case, margin_nbytes: int, num_steps: int, tier: str, say: Callable[[str], None]) -> CappedResult:
-    """Bisect both under the smallest cap that plain training of `case` survives.
+def find_capped_sizes(plain: Request, margin_nbytes: int, say: Callable[[str], None]) -> CappedResult:
+    """Bisect both under the smallest cap that plain training survives; `plain` says of what, under which kind of cap.
 
     Ferry's budget is the cap less `margin_nbytes` for what is no tensor: thread stacks, the heap's slack.
     """
+    case = plain.case
     attempts: list[Measurement] = []
 
     def trains(mode: str, size: int, allowance_nbytes: int) -> bool:
         budget = allowance_nbytes - margin_nbytes if mode == "ferry" else None
-        request = Request(replace(case, size=size), mode, budget, tier, num_steps, allowance_nbytes)
+        request = replace(
+            plain, case=replace(case, size=size), mode=mode, budget_nbytes=budget, allowance_nbytes=allowance_nbytes
+        )
         # plain training wastes nothing of the cap on freed blocks; ferry sees to that by itself
         attempts.append(measure(request, exact_malloc=mode == "plain"))
-        say(f"{case.label} under {allowance_nbytes / 2**20:.0f} MiB, {mode}, size {size}: {attempts[-1].outcome}")
+        limit = f"{allowance_nbytes / 2**20:.0f} MiB for the {plain.cap}"
+        say(f"{case.label} under {limit}, {mode}, size {size}: {attempts[-1].outcome}")
         return attempts[-1].trained
 
-    cap = measure(Request(case, "plain", num_steps=num_steps), exact_malloc=True).peak_nbytes
-    while not trains("plain", case.size, cap):  # the cap counts reserved bytes, the peak only touched ones
+    cap = measure(plain, exact_malloc=True).counted_nbytes
+    while not trains("plain", case.size, cap):  # a cap counts reserved bytes and what is no tensor, the peak does not
         if attempts[-1].outcome != "out of memory":
             raise RuntimeError(f"plain training of {case.label} failed: {attempts[-1].message}")
         cap = round(cap * _CAP_STEP_UP)
-    step = SIZE_STEPS[case.family]
-    plain = largest(lambda size: size == case.size or trains("plain", size, cap), case.size, step)
-    ferry = largest(lambda size: trains("ferry", size, cap), plain, step)
-    return CappedResult(case, cap, plain, ferry, tuple(attempts))
+    step = _UNET_STEP if case.family == "unet" else 1
+    plain_size = largest(lambda size: size == case.size or trains("plain", size, cap), case.size, step)
+    ferry_size = largest(lambda size: trains("ferry", size, cap), plain_size, step)
+    return CappedResult(plain.engine, case, plain.cap, cap, plain_size, ferry_size, tuple(attempts))
 
 
 def largest(fits: Callable[[int], bool], start: int, step: int) -> int:

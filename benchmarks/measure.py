@@ -31,31 +31,38 @@ class Measurement:
     wall_seconds: float = 0.0
     digests: dict[str, str] = field(default_factory=dict)
     losses: tuple[str, ...] = ()
+    allocator_nbytes: int | None = None  # the peak that the framework's own allocator saw, where it counts
     smallest_nbytes: int | None = None
     message: str = ""
     ferry: dict[str, Any] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)  # by who saw it: kernel, poll, ferry
+    peaks: dict[str, int] = field(default_factory=dict)  # resident, by who saw it: kernel, poll, ferry
 
     @property
     def trained(self) -> bool:
         """Whether every step ran."""
         return self.outcome == "trained"
 
+    @property
+    def counted_nbytes(self) -> int:
+        """The peak of tensors alone where an allocator counts them, and of the whole process elsewhere."""
+        return self.allocator_nbytes or self.peak_nbytes
+
     def differing_parts(self, plain: "Measurement") -> list[str]:
-        """Of losses, gradients, parameters and buffers those whose bits are not plain's."""
+        """Of the losses and the parts of the model's state those whose bits are not plain's."""
         return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]
 
 
 def measure(request: Request, exact_malloc: bool = False) -> Measurement:
     """Train once in a fresh process."""
-    threads = {"OMP_NUM_THREADS": str(NUM_THREADS), "MKL_NUM_THREADS": str(NUM_THREADS)}
-    environment = {**os.environ, **threads, **(EXACT_MALLOC if exact_malloc else {})}
     with tempfile.TemporaryDirectory(prefix="ferry-benchmark-") as folder:
         answer_path = Path(folder, "answer.json")
         errors_path = Path(folder, "errors.txt")
         with errors_path.open("w") as errors:
             child = subprocess.Popen(
-                [sys.executable, str(_CHILD), request.to_json(), str(answer_path)], env=environment, stdout=errors, stderr=errors
+                [sys.executable, str(_CHILD), request.to_json(), str(answer_path)],
+                env=os.environ | _settings(request) | (EXACT_MALLOC if exact_malloc else {}),
+                stdout=errors,
+                stderr=errors,
             )
             try:
                 samples = _watch(child)
@@ -65,6 +72,16 @@ def measure(request: Request, exact_malloc: bool = False) -> Measurement:
         if not answer_path.exists():
             return _died(request, child.returncode, errors_path.read_text())
         return _combine(request, json.loads(answer_path.read_text()), samples)
+
+
+def _settings(request: Request) -> dict[str, str]:
+    """The environment that a framework reads when it is loaded."""
+    if request.engine == "torch":
+        return {"OMP_NUM_THREADS": str(NUM_THREADS), "MKL_NUM_THREADS": str(NUM_THREADS)}
+    settings = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if request.cap == "allocator" and request.allowance_nbytes is not None:
+        settings["TF_MKL_ALLOC_MAX_BYTES"] = str(request.allowance_nbytes)
+    return settings
 
 
 def _watch(child: "subprocess.Popen[bytes]") -> list[tuple[float, int]]:
@@ -97,7 +114,7 @@ def _combine(request: Request, answer: dict[str, Any], samples: list[tuple[float
 
     The kernel's own peak can miss a step in which ferry reset it to measure single ops; polling can miss a short spike.
     """
-    kept = ("cpu_seconds", "wall_seconds", "digests", "smallest_nbytes", "message", "ferry")
+    kept = ("cpu_seconds", "wall_seconds", "allocator_nbytes", "digests", "smallest_nbytes", "message", "ferry")
     fields = {name: answer[name] for name in kept if name in answer}
     if answer["outcome"] != "trained":
         return Measurement(request, answer["outcome"], **fields)

@@ -4,9 +4,12 @@
     python benchmarks/memory.py --engine torch --channels-last       each model also in channels_last
     python benchmarks/memory.py --engine torch --capped              the largest sizes under a hard cap
     python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
+    python benchmarks/memory.py --engine tensorflow                  the same for Keras on TensorFlow
+    python benchmarks/memory.py --engine tensorflow --models resnet50-16 --modes half    one model, one budget
 
 Every measurement has a fresh process, two threads and the same seeds. Peak: resident memory over what the process held before
-the model was built. CPU and wall seconds: median step without the first. "plain" is a process as a user has it; "returned"
+the model was built; for TensorFlow also the peak that its allocator saw, which counts tensors only. CPU and wall seconds: median
+step without the first. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned"
 is the same with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc
 alone would give. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
 """
@@ -17,26 +20,58 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, measure
+from tables import make_table, make_targets_table
 from targets import Verdict, judge, judge_capped
-from tensorferry.units import format_bytes, parse_bytes
+from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
 
-MODES = ("plain", "returned", "checkpoint", "half", "third", "smallest")
 _PRECISIONS = ("fp32", "bf16")
 _TINY_NBYTES = 2**20  # no model here fits: asks ferry for its smallest budget
 _MAX_TRIES = 25
 _STEP_UP_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What is measured of an engine unless the user says otherwise."""
+
+    families: tuple[str, ...]  # all there are
+    models: str
+    precision: str
+    modes: tuple[str, ...]  # all there are
+    caps: tuple[str, ...]  # who can keep a hard cap
+    packages: tuple[str, ...]  # whose versions go with the figures
+
+
+SCOPES = {
+    "torch": Scope(
+        families=("unet", "resnet50", "resnet152", "gpt"),
+        models="unet96,unet128,resnet50,gpt",
+        precision="fp32,bf16",
+        modes=("plain", "returned", "checkpoint", "half", "third", "smallest"),
+        caps=("process",),
+        packages=("torch", "numpy"),
+    ),
+    "tensorflow": Scope(
+        families=("unet", "resnet50", "resnet152", "googlenet"),
+        models="unet96,unet128,resnet50-16,resnet50,googlenet,resnet152",
+        precision="fp32",
+        modes=("plain", "returned", "half", "third", "smallest"),
+        caps=("allocator", "process"),
+        packages=("tensorflow-cpu", "keras", "numpy"),
+    ),
+}
 _console = Console(width=None if sys.stdout.isatty() else 160)
 
 
@@ -53,25 +88,31 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=["torch"], default="torch")
-    parser.add_argument("--models", default="unet96,unet128,resnet50,gpt", help="comma separated; unetN takes any multiple of 8")
-    parser.add_argument("--precision", default=",".join(_PRECISIONS), help="comma separated: fp32, bf16 (autocast)")
-    parser.add_argument("--modes", default=",".join(MODES), help=f"comma separated, of {', '.join(MODES)}; plain always runs")
-    parser.add_argument("--channels-last", action="store_true", help="also measure the convolutional models in channels_last")
+    parser.add_argument("--engine", choices=list(SCOPES), default="torch")
+    parser.add_argument("--models", help="comma separated: unetN for any multiple of 8, resnet50, resnet50-16 for batch 16, ...")
+    parser.add_argument("--precision", help="comma separated: fp32, bf16 (autocast, or mixed_bfloat16 in Keras)")
+    parser.add_argument("--modes", help="comma separated: returned, checkpoint (torch), half, third, smallest; plain always runs")
+    parser.add_argument("--channels-last", action="store_true", help="also measure torch's convolutional models in channels_last")
     parser.add_argument("--tier", default="auto", help='where ferry puts swapped bytes: "auto", "disk:/path", "shm", "pinned"')
     parser.add_argument("--steps", type=int, help="steps a process trains (default 5; under a cap 2)")
     parser.add_argument("--capped", action="store_true", help="bisect the largest sizes under a hard cap instead")
+    parser.add_argument("--cap", choices=["process", "allocator"], help="who keeps the cap (default: all that the engine has)")
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
     parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     parser.add_argument("--json", type=Path, help="where the figures go")
     options = parser.parse_args(argv)
+    scope = SCOPES[options.engine]
+    options.models, options.precision = options.models or scope.models, options.precision or scope.precision
+    options.caps = _choices(parser, options.cap, scope.caps)
+    options.modes = _choices(parser, options.modes, scope.modes)
+    if options.channels_last and options.engine != "torch":
+        parser.error("--channels-last goes with --engine torch; Keras models are in that layout anyway")
     try:
         options.cases = list(_cases(options))
         options.cap_sizes = BASE_SIZES | {name: int(size) for name, size in _pairs(options.cap_sizes)}
     except ValueError as error:
         parser.error(str(error))
-    options.modes = _choices(parser, options.modes, MODES)
     if options.steps is not None and options.steps < 2:
         parser.error("--steps must be at least 2: the first step is not timed")
     if options.json is None:
@@ -80,8 +121,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _choices(parser: argparse.ArgumentParser, text: str, known: tuple[str, ...]) -> list[str]:
-    chosen = text.split(",")
+def _choices(parser: argparse.ArgumentParser, text: str | None, known: tuple[str, ...]) -> list[str]:
+    chosen = text.split(",") if text else known
     if unknown := set(chosen) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; choose from {', '.join(known)}")
     return [name for name in known if name in chosen]
@@ -93,6 +134,9 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             if precision not in _PRECISIONS:
                 raise ValueError(f"unknown precision {precision!r}; choose from {', '.join(_PRECISIONS)}")
             case = replace(parse_model(name, options.quick), precision=precision)
+            families = SCOPES[options.engine].families
+            if case.family not in families:
+                raise ValueError(f"there is no {case.family} for {options.engine}; choose from {', '.join(families)}")
             yield case
             if options.channels_last and case.family != "gpt":  # a transformer has no such layout
                 yield replace(case, channels_last=True)
@@ -113,17 +157,16 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
         measured[case] = {}
         for mode, row in _measure_case(case, options):
             measured[case][mode] = row
-            _write(options.json, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+            _write(options, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
         if not options.quick:  # the targets are for the full sizes
             verdicts += judge(measured[case], default_layout)
-    _console.print(_table(measured))
+    _console.print(make_table(measured))
     return _finish(options, verdicts, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
 
 
 def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
-    steps = options.steps or 5
-    request = Request(case, "plain", tier=options.tier, num_steps=steps)
+    request = Request(case, "plain", tier=options.tier, num_steps=options.steps or 5, engine=options.engine)
     _say(f"{case.label} ...")
     plain = measure(request)
     yield "plain", plain
@@ -161,56 +204,18 @@ def find_smallest(request: Request) -> Measurement:
 def _run_capped(options: argparse.Namespace) -> list[Verdict]:
     results: list[CappedResult] = []
     bases = {replace(case, size=case.size if options.quick else options.cap_sizes[case.family]) for case in options.cases}
-    for case in sorted(bases, key=lambda case: case.label):
-        results.append(find_capped_sizes(case, options.cap_margin, options.steps or 2, options.tier, _say))
-        _write(options.json, {"capped": [_capped_json(result) for result in results]})
-    verdicts = [] if options.quick else [judge_capped(result) for result in results]
+    plain = Request(options.cases[0], "plain", tier=options.tier, num_steps=options.steps or 2, engine=options.engine)
+    for case, cap in product(sorted(bases, key=lambda case: case.label), options.caps):
+        results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say))
+        _write(options, {"capped": [_capped_json(result) for result in results]})
+    verdicts = [] if options.quick else [verdict for result in results for verdict in judge_capped(result)]
     return _finish(options, verdicts, {"capped": [_capped_json(result) for result in results]})
 
 
-def _table(measured: dict[Case, dict[str, Measurement]]) -> Table:
-    table = Table(title="One training step")
-    for name in ("model", "mode"):
-        table.add_column(name)
-    for name in ("budget", "peak", "of plain", "CPU s", "x plain", "wall s", "kept / swapped / recomputed", "bits"):
-        table.add_column(name, justify="right")
-    for case, rows in measured.items():
-        for mode, row in rows.items():
-            table.add_row(*_cells(case, mode, row, rows["plain"]), end_section=mode == list(rows)[-1])
-    return table
-
-
-def _cells(case: Case, mode: str, row: Measurement, plain: Measurement) -> list[str]:
-    budget = format_bytes(row.request.budget_nbytes) if row.request.budget_nbytes else ""
-    if not row.trained:
-        return [case.label, mode, budget, row.outcome, *[""] * 6]
-    moved = row.ferry.get("moved", {})
-    actions = [format_bytes(moved[f"{name}_nbytes"]) for name in ("kept", "swapped", "recomputed")] if moved else []
-    different = row.differing_parts(plain)
-    return [
-        case.label,
-        mode,
-        budget,
-        format_bytes(row.peak_nbytes),
-        f"{row.peak_nbytes / plain.peak_nbytes:.2f}",
-        f"{row.cpu_seconds:.2f}",
-        f"{row.cpu_seconds / plain.cpu_seconds:.2f}",
-        f"{row.wall_seconds:.2f}",
-        " / ".join(actions),
-        f"{', '.join(different)} differ" if different else "equal",
-    ]
-
-
 def _finish(options: argparse.Namespace, verdicts: list[Verdict], figures: dict[str, Any]) -> list[Verdict]:
-    table = Table(title="Targets")
-    for name in ("model", "figure", "target", "measured", ""):
-        table.add_column(name)
-    for verdict in verdicts:
-        reached, style = ("reached", "green") if verdict.passed else ("missed", "red")
-        table.add_row(verdict.case, verdict.figure, verdict.target, verdict.measured, reached, style=style)
     if verdicts:
-        _console.print(table)
-    _write(options.json, figures | {"targets": [asdict(verdict) for verdict in verdicts]})
+        _console.print(make_targets_table(verdicts))
+    _write(options, figures | {"targets": [asdict(verdict) for verdict in verdicts]})
     _console.print(f"figures: {options.json}", markup=False)
     return verdicts
 
@@ -227,16 +232,17 @@ def _capped_json(result: CappedResult) -> dict[str, Any]:
     return {**asdict(result), "gain": result.gain}
 
 
-def _circumstances() -> dict[str, Any]:
-    versions = {"tensorferry": ferry.__version__, "torch": version("torch"), "numpy": version("numpy")}
+def _circumstances(engine: str) -> dict[str, Any]:
+    versions = {"tensorferry": ferry.__version__} | {package: version(package) for package in SCOPES[engine].packages}
     return {"python": platform.python_version(), **versions, "system": platform.platform(), "num_cpus": os.cpu_count()}
 
 
-def _write(path: Path, figures: dict[str, Any]) -> None:
+def _write(options: argparse.Namespace, figures: dict[str, Any]) -> None:
     """The whole file or nothing: an interrupted run leaves what was measured before."""
+    path: Path = options.json
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps({"circumstances": _circumstances(), **figures}, indent=1))
+    part.write_text(json.dumps({"circumstances": _circumstances(options.engine), **figures}, indent=1))
     part.replace(path)
 
 

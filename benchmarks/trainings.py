@@ -1,34 +1,34 @@
-"""What the memory benchmark trains: which model, at which size, in which precision and layout, with which optimizer."""
+"""What the memory benchmark trains, whatever the framework: which model, at which size, in which precision and layout."""
 
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import torch
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
 
 SEED = 7
 NUM_THREADS = 2
-FAMILIES = ("unet", "resnet50", "resnet152", "gpt")
-_NAMED_SIZES = {"resnet50": 32, "resnet152": 8, "gpt": 16}
+_NAMED_SIZES = {"resnet50": 32, "resnet152": 8, "googlenet": 32, "gpt": 16}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One training to measure."""
 
-    family: str  # one of FAMILIES
-    size: int  # unet: edge in voxels; resnet: images; gpt: texts
+    family: str  # unet, or one of the named sizes
+    size: int  # unet: edge in voxels; resnet, googlenet: images; gpt: texts
     precision: str = "fp32"  # or "bf16": autocast
-    channels_last: bool = False
+    channels_last: bool = False  # torch only; Keras models are in it by themselves
     quick: bool = False  # a toy of the same shape, to try the benchmark itself
 
     @property
     def name(self) -> str:
         """As the user writes it."""
-        return f"unet{self.size}" if self.family == "unet" else self.family
+        if self.family == "unet":
+            return f"unet{self.size}"
+        return self.family if self.size == _NAMED_SIZES[self.family] else f"{self.family}-{self.size}"
 
     @property
     def label(self) -> str:
@@ -42,16 +42,18 @@ class Case:
 
 
 def parse_model(name: str, quick: bool = False) -> Case:
-    """The case that a name such as "unet96", "resnet50" or "gpt" stands for; ValueError for any other."""
+    """The case that a name such as "unet96", "resnet50-16" or "gpt" stands for; ValueError for any other."""
     if match := re.fullmatch(r"unet(\d+)", name):
         size = int(match[1])
         if size % 8 or not size:
             raise ValueError(f"a U-Net's edge must be a multiple of 8, received {name!r}")
         case = Case("unet", size)
         return replace(case, size=max(16, size // 24 * 8), quick=True) if quick else case
-    if name not in _NAMED_SIZES:
-        raise ValueError(f"unknown model {name!r}; choose from unetN (such as unet96), {', '.join(_NAMED_SIZES)}")
-    case = Case(name, _NAMED_SIZES[name])
+    match = re.fullmatch(r"(\w+?)(?:-([1-9]\d*))?", name)
+    if match is None or match[1] not in _NAMED_SIZES:
+        known = ", ".join(_NAMED_SIZES)
+        raise ValueError(f"unknown model {name!r}; choose from unetN (such as unet96), {known}, or one at a size (resnet50-16)")
+    case = Case(match[1], int(match[2] or _NAMED_SIZES[match[1]]))
     return replace(case, size=2, quick=True) if quick else case
 
 
@@ -65,6 +67,8 @@ class Request:
     tier: str = "auto"
     num_steps: int = 5
     allowance_nbytes: int | None = None  # a hard cap: what may be held beyond what a process holds before the model
+    engine: str = "torch"  # or "tensorflow"
+    cap: str = "process"  # who keeps the allowance: the kernel for the "process", or the framework's "allocator"
 
     def to_json(self) -> str:
         """The request as text."""
@@ -77,53 +81,34 @@ class Request:
         return cls(**data | {"case": Case(**data["case"])})
 
 
+@dataclass
+class StepClock:
+    """What the steps of a training took, and their losses. A framework's loop starts it and stops it around every step."""
+
+    losses: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    wall_seconds: list[float] = field(default_factory=list)
+    _started: tuple[float, float] = (0.0, 0.0)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._started = (process_time(), perf_counter())
+
+    def stop(self, loss: float) -> None:
+        """The step is done, and this is its loss."""
+        self.cpu_seconds.append(process_time() - self._started[0])
+        self.wall_seconds.append(perf_counter() - self._started[1])
+        self.losses.append(loss)
+
+    def medians(self) -> dict[str, float]:
+        """CPU and wall seconds of the median step, without the first."""
+        return {"cpu_seconds": median(self.cpu_seconds[1:]), "wall_seconds": median(self.wall_seconds[1:])}
+
+
 @dataclass(frozen=True, slots=True)
-class Training:
-    """Everything a step needs."""
+class Trained:
+    """What a training leaves to look at."""
 
-    model: "torch.nn.Module"
-    optimizer: "torch.optim.Optimizer"
-    batch: tuple["torch.Tensor", "torch.Tensor"]
-    compute_loss: Callable[..., "torch.Tensor"]
-    precision: str
-
-    def forward(self) -> "torch.Tensor":
-        """The loss of one forward pass."""
-        import torch
-
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.precision == "bf16"):
-            return self.compute_loss(self.model, *self.batch)
-
-
-def build(case: Case) -> Training:
-    """The model, its optimizer and its batch, the same ones every time."""
-    import torch
-
-    torch.manual_seed(SEED)
-    model, batch, compute_loss = _parts(case)
-    if case.channels_last:
-        layout = torch.channels_last_3d if case.family == "unet" else torch.channels_last
-        model = model.to(memory_format=layout)
-        batch = (batch[0].to(memory_format=layout), batch[1])
-    optimizer: torch.optim.Optimizer
-    if case.family == "gpt":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    return Training(model, optimizer, batch, compute_loss, case.precision)
-
-
-def _parts(case: Case) -> tuple[Any, tuple["torch.Tensor", "torch.Tensor"], Callable[..., "torch.Tensor"]]:
-    from tensorferry.recipes import gpt, resnet, unet3d
-
-    match case.family:
-        case "unet":
-            return unet3d.UNet3d(), unet3d.make_batch(case.size, seed=SEED), unet3d.compute_loss
-        case "resnet50" | "resnet152":
-            make_model = {"resnet50": resnet.resnet50, "resnet152": resnet.resnet152}[case.family]
-            return make_model(), resnet.make_batch(case.size, edge=64 if case.quick else 224, seed=SEED), resnet.compute_loss
-        case "gpt":
-            model = gpt.GPT(num_layers=2, width=128) if case.quick else gpt.GPT()
-            return model, gpt.make_batch(case.size, length=128 if case.quick else 512, seed=SEED), gpt.compute_loss
-        case _:
-            raise ValueError(f"unknown family {case.family!r}; choose from {', '.join(FAMILIES)}")
+    digest: Callable[[], dict[str, str]]  # hashes over the bits of each part of its state; hashing takes memory
+    report: Any = None  # ferry's
+    allocator_nbytes: int | None = None  # the peak that the framework's own allocator saw, where it counts

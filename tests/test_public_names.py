@@ -46,7 +46,7 @@ def test_every_public_name_loads_and_has_a_docstring(name: str) -> None:
 
 def test_functions_stay_functions_when_their_modules_are_loaded_first() -> None:
     code = """
-import tensorferry.engines.torch.capture, tensorferry.plan.simulate
+import tensorferry.engines.capture, tensorferry.plan.simulate
 import tensorferry as ferry
 print(callable(ferry.capture), callable(ferry.simulate))
 """
@@ -67,18 +67,27 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = ferry.small_model  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["large_model", "capture"])
-def test_a_missing_framework_says_what_to_install(name: str) -> None:
+@pytest.mark.parametrize(
+    ("use", "framework", "extra"),
+    [
+        ("large_model", "torch", "torch"),
+        ("capture(lambda: None, None)", "torch", "torch"),
+        ("tensorflow", "tensorflow", "tensorflow"),
+        ("LargeModel", "keras", "tensorflow"),
+    ],
+)
+def test_a_missing_framework_says_what_to_install(use: str, framework: str, extra: str) -> None:
     code = f"""
 import sys
-sys.modules["torch"] = None
+sys.modules["{framework}"] = None
 import tensorferry as ferry
 try:
-    ferry.{name}
+    ferry.{use}
 except ferry.MissingExtra as error:
     print(error)
 """
-    assert _run(code) == f'{name} needs torch, which is not installed: pip install "tensorferry[torch]"'
+    name = use.partition("(")[0]
+    assert _run(code) == f'{name} needs {framework}, which is not installed: pip install "tensorferry[{extra}]"'
 
 
 def test_what_needs_no_framework_works_without_one() -> None:

@@ -19,6 +19,7 @@ from tensorferry.errors import (
     FerryError,
     GraphFreed,
     MissingExtra,
+    NotSupported,
     NotTraceable,
     SavedTensorModified,
     TierFull,
@@ -26,7 +27,9 @@ from tensorferry.errors import (
 )
 
 if TYPE_CHECKING:
-    from tensorferry.engines.torch.capture import capture
+    from tensorferry.engines import tensorflow
+    from tensorferry.engines.capture import capture
+    from tensorferry.engines.keras import LargeModel
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
@@ -49,8 +52,10 @@ __all__ = [
     "Estimate",
     "FerryError",
     "GraphFreed",
+    "LargeModel",
     "Machine",
     "MissingExtra",
+    "NotSupported",
     "NotTraceable",
     "Plan",
     "Report",
@@ -66,26 +71,34 @@ __all__ = [
     "list_machines",
     "make_plan",
     "simulate",
+    "tensorflow",
     "this_machine",
 ]
 
 _HOMES = {
     "Estimate": "tensorferry.estimates",
+    "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.plan",
     "Plan": "tensorferry.plan",
     "Report": "tensorferry.report",
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
-    "capture": "tensorferry.engines.torch.capture",
+    "capture": "tensorferry.engines.capture",
     "estimate": "tensorferry.estimates",
     "find_machine": "tensorferry.plan",
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
     "simulate": "tensorferry.plan",
+    "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
 }
-_EXTRAS = {"torch": "torch"}  # a framework's module, and the extra that brings it
+_MODULES = {"tensorflow"}  # public names that are modules themselves
+_EXTRAS = {
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "keras": "tensorflow",
+}  # a framework's module, and the extra that brings it
 
 
 def __getattr__(name: str) -> Any:
@@ -93,7 +106,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value = getattr(import_module(home), name)
+        value = import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
         if extra is None:

@@ -12,6 +12,7 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
+├── NotSupported         a back end or an option that cannot be planned
 ├── BadMachine           no such machine, or an entry that cannot be read
 ├── BadModel             no such model, or one that cannot be built, called or served as asked
 ├── BadOption            an option of a command that cannot be used
@@ -72,6 +73,10 @@ class BadPlan(FerryError, ValueError):
 
 class NotTraceable(FerryError):
     """A step that cannot be followed without running it."""
+
+
+class NotSupported(FerryError):
+    """A back end, a strategy or an option under which a step cannot be planned."""
 
 
 class BadMachine(FerryError, ValueError):

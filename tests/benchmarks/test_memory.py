@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capped import CappedResult, largest
-from measure import Measurement
+from measure import Measurement, measure
 from targets import judge, judge_capped
 from trainings import Case, Request, parse_model
 
@@ -67,13 +67,51 @@ def test_a_unet_in_channels_last_is_held_against_the_default_layout() -> None:
     assert verdicts["smallest budget over plain in the default layout"].measured == "0.39"
 
 
+KERAS_PLAIN = replace(PLAIN, request=replace(PLAIN.request, engine="tensorflow"), allocator_nbytes=800)
+KERAS_HALF = replace(HALF, request=replace(HALF.request, engine="tensorflow"), allocator_nbytes=480, cpu_seconds=11.4)
+
+
+def test_the_engines_have_targets_of_their_own() -> None:
+    verdicts = {v.figure: v for v in judge({"plain": KERAS_PLAIN, "half": KERAS_HALF})}
+    assert all(verdict.passed for verdict in verdicts.values())
+    assert verdicts["half: CPU seconds over plain"].target == "<= 1.15"
+    assert "half: simulated seconds off by" not in verdicts
+
+
+@pytest.mark.parametrize(
+    ("change", "figure"),
+    [
+        ({"allocator_nbytes": 501}, "half: allocator's peak over budget"),
+        ({"peak_nbytes": 501}, "half: peak over budget"),
+    ],
+)
+def test_neither_the_allocator_nor_the_process_may_pass_the_budget(change: dict, figure: str) -> None:
+    missed = [v.figure for v in judge({"plain": KERAS_PLAIN, "half": replace(KERAS_HALF, ferry={}, **change)}) if not v.passed]
+    assert missed == [figure]
+
+
+def test_the_smallest_peak_is_the_allocators_where_it_counts() -> None:
+    smallest = replace(KERAS_HALF, allocator_nbytes=240, ferry={})
+    verdicts = {v.figure: v for v in judge({"plain": KERAS_PLAIN, "smallest": smallest})}
+    assert verdicts["smallest peak of the allocator over plain"].measured == "0.30"
+
+
 def test_more_under_the_cap_counts_voxels_not_edges() -> None:
-    assert (
-        judge_capped(CappedResult(Case("unet", 64), 1, plain_size=64, ferry_size=88, attempts=())).measured == "2.6x (64 -> 88)"
-    )
+    result = CappedResult("torch", Case("unet", 64), "process", 1, plain_size=64, ferry_size=88, attempts=())
+    assert [verdict.measured for verdict in judge_capped(result)] == ["2.6x (64 -> 88)"]
 
 
-@pytest.mark.parametrize("name", ["unet50", "unet", "unet0", "vgg", ""])
+def test_a_model_without_a_target_gets_no_verdict() -> None:
+    result = CappedResult("tensorflow", Case("googlenet", 8), "allocator", 1, plain_size=8, ferry_size=9, attempts=())
+    assert list(judge_capped(result)) == []
+
+
+def test_a_name_may_give_the_size() -> None:
+    assert parse_model("resnet50-16") == Case("resnet50", 16)
+    assert [parse_model(name).name for name in ("unet96", "resnet50", "resnet50-16")] == ["unet96", "resnet50", "resnet50-16"]
+
+
+@pytest.mark.parametrize("name", ["unet50", "unet", "unet0", "vgg", "", "resnet50-", "resnet50-0", "resnet50-x", "resnet50-1-2"])
 def test_an_unknown_model_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"unknown model|multiple of 8"):
         parse_model(name)
@@ -105,8 +143,32 @@ def test_a_small_run_compares_bits_and_writes_its_figures(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
+def test_a_keras_model_is_measured_with_and_without_ferry() -> None:
+    request = Request(parse_model("unet96", quick=True), "plain", num_steps=3, engine="tensorflow")
+    plain, ferried = measure(request), measure(replace(request, mode="ferry", budget_nbytes=2**28))
+    assert plain.trained, plain.message
+    assert ferried.trained, ferried.message
+    assert ferried.differing_parts(plain) == []
+    assert set(plain.digests) == {"losses", "parameters", "buffers", "optimizer"}
+    assert plain.allocator_nbytes is not None
+    assert 2**20 < plain.allocator_nbytes < plain.peak_nbytes
+    assert "predicted_peak_nbytes" in ferried.ferry
+
+
 @pytest.mark.parametrize(
-    "options", [["--models", "vgg"], ["--precision", "fp8"], ["--modes", "swap"], ["--cap-sizes", "unet=big"], ["--steps", "1"]]
+    "options",
+    [
+        ["--models", "vgg"],
+        ["--precision", "fp8"],
+        ["--modes", "swap"],
+        ["--cap-sizes", "unet=big"],
+        ["--steps", "1"],
+        ["--engine", "tensorflow", "--modes", "checkpoint"],
+        ["--engine", "tensorflow", "--channels-last"],
+        ["--engine", "tensorflow", "--models", "gpt"],
+        ["--models", "googlenet"],
+        ["--cap", "allocator"],
+    ],
 )
 def test_a_wrong_option_ends_with_code_2(options: list[str]) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)

@@ -44,6 +44,19 @@ def run_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.parametrize("nbytes", [0, 1, 511, 4096, 5 * MIB + 77])
+@pytest.mark.parametrize("start", [0, 64, 512, 4000])
+def test_a_block_comes_back_into_memory_of_any_alignment(tier: FileTier, start: int, nbytes: int) -> None:
+    memory = random_bytes(64 + nbytes, seed=nbytes)
+    slot = tier.write(memory[64:].data)
+    target = np.zeros(start + nbytes, dtype=np.uint8)
+    tier.read_into(slot, target[start:].data)
+    assert (target[start:] == memory[64:]).all()
+    assert not target[:start].any()
+    with pytest.raises(ValueError, match="has room for"):
+        tier.read_into(slot, np.zeros(nbytes + 1, dtype=np.uint8).data)
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     start=st.integers(0, 5000),

@@ -1,11 +1,13 @@
 """A hard memory cap that stands for a small device: the kernel refuses what goes past it.
 
-On Linux `RLIMIT_DATA` limits a process's private writable memory, which torch on a CPU fills with tensors. It needs no
+On Linux `RLIMIT_DATA` limits a process's private writable memory, which a framework on a CPU fills with tensors. It needs no
 root, and past it an allocation fails instead of the process being killed. File-backed shared mappings do not count.
 """
 
 import resource
 from contextlib import closing
+
+from tensorferry.engines.resident import ResidentMeter
 
 # glibc returns freed blocks of this size and more to the system; otherwise a process also holds what it freed long ago,
 # and a peak would tell more about the allocator's past than about what a step needs
@@ -17,9 +19,6 @@ _SIGNS = ("can't allocate memory", "cannot allocate memory", "could not create a
 
 def cap_memory(allowance_nbytes: int) -> None:
     """Let this process hold `allowance_nbytes` more than it does now, and no more; there is no way back up."""
-    # loads torch, which a process that only starts capped ones does without
-    from tensorferry.engines.torch.resident import ResidentMeter
-
     with closing(ResidentMeter()) as meter:
         limit = meter.data_nbytes() + allowance_nbytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))

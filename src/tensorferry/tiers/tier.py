@@ -45,7 +45,7 @@ class Tier(Protocol):
         ...
 
     def read_into(self, slot: Slot, block: memoryview) -> None:
-        """Copy a slot's bytes into memory that is there; the slot keeps them too. Raises `TierLost`."""
+        """Copy a slot's bytes into memory that is there already, of the same length. Raises `TierLost`."""
         ...
 
     def release(self, slot: Slot) -> None:

@@ -12,7 +12,7 @@ PROGRAM = """
     import json, sys
     import torch
     import tensorferry as ferry
-    from tensorferry.engines.torch.resident import ResidentMeter
+    from tensorferry.engines.resident import ResidentMeter
     from tensorferry.recipes.unet3d import UNet3d, compute_loss, make_batch
 
     torch.set_num_threads(2)

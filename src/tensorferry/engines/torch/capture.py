@@ -8,10 +8,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
-from tensorferry.engines.torch.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.swap import MIN_NBYTES, SavedTensors
 from tensorferry.errors import NotTraceable

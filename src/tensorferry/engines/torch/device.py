@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.resident import Heap, ResidentMeter
+from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.plan import Lane
 from tensorferry.tiers import Tier
 

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from tensorferry.engines.resident import ResidentMeter
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.engines.torch.device import CpuDevice, Device
-from tensorferry.engines.torch.resident import ResidentMeter
 from tensorferry.plan import TierSpeed
 from tensorferry.tiers import free_memory_nbytes, open_tier
 

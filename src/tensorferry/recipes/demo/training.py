@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import tensorferry as ferry
-from tensorferry.engines.torch.resident import ResidentMeter
+from tensorferry.engines.resident import ResidentMeter
 from tensorferry.recipes.cap import cap_memory, is_out_of_memory
 from tensorferry.recipes.demo.settings import Request
 from tensorferry.recipes.unet3d import UNet3d, compute_loss, make_batch

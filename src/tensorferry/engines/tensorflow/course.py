@@ -1,0 +1,215 @@
+"""All that is known of one kind of step: its graph, its trace, its plan, and how well the plan did.
+
+The first step swaps everything it may, one copy at a time, and a gate before every unit sees what it allocates. From that
+comes the plan; a step over the limit, and the first warm step, lead to another. Each plan is a new function, which TensorFlow
+optimises anew in a second or more, so there are few.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tensorferry.engines.tensorflow.edit import Edit
+from tensorferry.engines.tensorflow.planned import Stops, carry_out
+from tensorferry.engines.tensorflow.record import Recording
+from tensorferry.engines.tensorflow.swap import Crossings, Diary
+from tensorferry.plan import Action, Decision, Lane, Machine, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
+from tensorferry.plan.tables import make_tables
+from tensorferry.report import Counters
+from tensorferry.trace import Trace
+
+_SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
+_MAX_PLANS = 3  # a new function takes memory of its own
+_WORTH_SHARE = 0.03  # of a step that another plan must save
+_REMEMBERED_STEPS = 5
+
+
+class Course:
+    """One kind of step, from its trace to a settled plan."""
+
+    def __init__(self, recording: Recording, function_type: Any, crossings: Crossings, min_nbytes: int) -> None:
+        self.recording = recording
+        self.plan: Plan | None = None
+        self.predicted: Timeline | None = None
+        self.measured: deque[tuple[Timeline, Counters]] = deque(maxlen=_REMEMBERED_STEPS)
+        self.unplanned_nbytes = 0
+        self.function: Any = None
+        self.recorded = False
+        self.num_plans = 0
+        self.wants_plan = True
+        self._edit = Edit(recording.layout.graph)
+        self._function_type = function_type
+        self._crossings = crossings
+        self._min_nbytes = min_nbytes
+        self._stops = Stops({}, {})
+        self._num_planned_steps = 0
+        self._error_nbytes = 0  # how far a step was above its plan
+        self._allocator_limit_nbytes = 0
+        self._urgent = False  # the last step was above the limit
+
+    @property
+    def trace(self) -> Trace:
+        """The step as far as it is known."""
+        return self.recording.trace
+
+    # plans
+
+    def prepare_record(self) -> None:
+        """Make the function that swaps everything and is watched."""
+        trace = self.trace
+        decisions = [
+            Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable
+        ]
+        self._rebuild(decisions, gate_all=True)
+
+    def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
+        """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
+        floor = find_floor(self.trace)
+        # what was learnt of peaks may make a plan more careful, never impossible
+        careful_nbytes = max(limit_nbytes - self._error_nbytes, min(floor.nbytes, limit_nbytes))
+        plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
+        plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
+        self.wants_plan = False
+        if self.plan is not None and not self._urgent and not self._is_worth(plan, machine):
+            return
+        self.num_plans += 1
+        self.predicted = simulate(self.trace, plan, machine)
+        if self.plan is None or plan.decisions != self.plan.decisions:
+            self._rebuild(plan.decisions, gate_all=False)
+        self.plan = plan
+        self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
+
+    def _is_worth(self, plan: Plan, machine: Machine) -> bool:
+        """Whether a plan saves more than it takes to make a new function of it."""
+        assert self.plan is not None
+        current = simulate(self.trace, self.plan, machine)
+        return plan.step_seconds < (1 - _WORTH_SHARE) * current.step_seconds
+
+    def _rebuild(self, decisions: Sequence[Decision], *, gate_all: bool) -> None:
+        self._edit.undo()
+        self._stops = carry_out(
+            self.recording, decisions, self._edit, self._crossings, min_nbytes=self._min_nbytes, gate_all=gate_all
+        )
+        self.function = self._edit.make_function(self._function_type)
+
+    # steps
+
+    def begin_step(self) -> None:
+        """A step of this kind is about to run."""
+        self._crossings.begin_step(
+            self._stops.gates, self._stops.rooms, self._allocator_limit_nbytes, recording=not self.recorded
+        )
+
+    def end_record(self, diary: Diary) -> None:
+        """The first step has run: what each unit took and allocated is known now."""
+        trace, tables = self.trace, make_tables(self.trace)
+        seconds = self._unit_seconds(diary)
+        workspace = []
+        base_nbytes = int(tables.lowest[0]) - tables.demand_nbytes[0] if len(trace.ops) else 0
+        start_nbytes = diary.probes[0].left_nbytes if 0 in diary.probes else 0
+        for i, op in enumerate(trace.ops):
+            probe = diary.probes.get(i)
+            if probe is None:
+                workspace.append(op.workspace_nbytes)
+                continue
+            expected_nbytes = int(tables.lowest[i]) - tables.demand_nbytes[i] - base_nbytes
+            unexplained_nbytes = max(0, probe.left_nbytes - start_nbytes - expected_nbytes)
+            self.unplanned_nbytes = max(self.unplanned_nbytes, unexplained_nbytes)
+            taken_nbytes = probe.peak_nbytes - probe.left_nbytes - tables.new_nbytes[i]
+            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes)
+        self.recording = self.recording.with_measures(seconds, workspace)
+        self.recorded = self.wants_plan = True
+
+    def end_planned(self, diary: Diary, timeline: Timeline, above_nbytes: int) -> None:
+        """A planned step has run, and was this far above its limit."""
+        assert self.plan is not None
+        moved = Counters(
+            kept_nbytes=self.plan.nbytes(Action.KEEP),
+            swapped_nbytes=sum(copy.nbytes for copy in diary.copies if copy.lane is Lane.OUT),
+            recomputed_nbytes=self.plan.nbytes(Action.RECOMPUTE),
+            num_late=diary.num_late,
+            stall_seconds=timeline.stall_seconds,
+        )
+        self.measured.append((timeline, moved))
+        self._num_planned_steps += 1
+        self._urgent = above_nbytes > 0
+        self._error_nbytes = max(self._error_nbytes, timeline.peak_nbytes - self.plan.peak_nbytes, above_nbytes)
+        warm = self._num_planned_steps == _SETTLING_STEPS + 1
+        if warm:
+            seconds = self._unit_seconds(diary)
+            ops = tuple(replace(op, seconds=s) for op, s in zip(self.trace.ops, seconds, strict=True))
+            self.recording = replace(self.recording, trace=replace(self.trace, ops=ops))
+        self.wants_plan = (self._urgent or warm) and self.num_plans < _MAX_PLANS
+
+    def with_overhead(self, held_nbytes: int) -> Trace:
+        """The trace, when this much is held before the step starts."""
+        there_nbytes = sum(storage.nbytes for storage in self.trace.storages if storage.was_there)
+        # the allocator's books leave small blocks out, so it may seem to hold less than what is known to be there
+        trace = replace(self.trace, overhead_nbytes=max(0, held_nbytes - there_nbytes))
+        self.recording = replace(self.recording, trace=trace)
+        return trace
+
+    def timeline(self, diary: Diary, outside_nbytes: int, peak_nbytes: int) -> Timeline:
+        """The step as it happened; what is outside of the allocator is added."""
+        zero, ops, storages = diary.started_at, self.trace.ops, self.trace.storages
+        gates = sorted(diary.passed, key=diary.passed.__getitem__)
+        ends = [*(diary.reached[g] for g in gates[1:]), diary.ended_at]
+        spans = [
+            Span(Lane.COMPUTE, Work.OP, ops[g].name, diary.passed[g] - zero, max(0.0, end - diary.passed[g]))
+            for g, end in zip(gates, ends, strict=True)
+        ]
+        spans += [
+            Span(Lane.COMPUTE, Work.STALL, "waits for a copy", diary.reached[g] - zero, diary.passed[g] - diary.reached[g])
+            for g in gates
+            if diary.passed[g] - diary.reached[g] > 1e-3
+        ]
+        spans += [
+            Span(
+                c.lane, Work.COPY, storages[c.storage].label, c.started_at - zero, c.ended_at - c.started_at, c.storage, c.nbytes
+            )
+            for c in diary.copies
+        ]
+        return Timeline(
+            spans=tuple(sorted(spans, key=lambda span: span.start)),
+            resident=tuple((at - zero, nbytes + outside_nbytes) for at, nbytes in diary.resident),
+            peak_nbytes=peak_nbytes,
+            step_seconds=diary.ended_at - zero,
+            stall_seconds=diary.waited_seconds,
+            budget_nbytes=self.plan.budget_nbytes if self.plan else None,
+        )
+
+    def median_step(self) -> tuple[Timeline, Counters] | None:
+        """The measured step of median length among the last ones."""
+        ordered = sorted(self.measured, key=lambda step: step[0].step_seconds)
+        return ordered[len(ordered) // 2] if ordered else None
+
+    def _unit_seconds(self, diary: Diary) -> list[float]:
+        """Each unit's part of the time between the gates around it."""
+        seconds = [op.seconds for op in self.trace.ops]
+        gates = sorted(diary.passed)
+        for g, following in zip(gates, [*gates[1:], len(seconds)], strict=True):
+            end = diary.reached.get(following, diary.ended_at)
+            total = sum(seconds[g:following])
+            share = max(0.0, end - diary.passed[g]) / total if total else 0.0
+            seconds[g:following] = [share * s for s in seconds[g:following]]
+        return seconds
+
+
+def fetch_earlier(trace: Trace, plan: Plan, machine: Machine, num_ops: int) -> Plan:
+    """The plan with every copy in started at least that many ops before it is wanted, where that still fits."""
+    if not num_ops:
+        return plan
+    early = replace(plan, decisions=tuple(_fetch_earlier(trace, decision, num_ops) for decision in plan.decisions))
+    timeline = simulate(trace, early, machine)
+    if timeline.peak_nbytes > plan.budget_nbytes:
+        return plan
+    return replace(early, peak_nbytes=timeline.peak_nbytes, step_seconds=timeline.step_seconds)
+
+
+def _fetch_earlier(trace: Trace, decision: Decision, num_ops: int) -> Decision:
+    storage = trace.storages[decision.storage]
+    if decision.action is not Action.SWAP or storage.wanted_at is None or storage.idle_after is None:
+        return decision
+    latest = max(storage.idle_after + 1, storage.wanted_at - num_ops)
+    return replace(decision, fetch_at=min(storage.wanted_at if decision.fetch_at is None else decision.fetch_at, latest))

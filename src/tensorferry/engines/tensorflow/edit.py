@@ -1,0 +1,86 @@
+"""Changes to a traced graph that can be taken back, so that one trace serves every plan.
+
+TensorFlow has no way to remove an op from a graph. What a plan added stays there unused once its edges are taken back, and
+is left out when a function is made of the graph.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+
+
+class Edit:
+    """Edits one graph; `undo` makes it what it was."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self._dead: set[str] = set()  # ops of edits that were undone
+        self._added_from = len(graph.get_operations())
+        self._inputs: list[tuple[Any, int, tf.Tensor]] = []
+        self._controls: dict[Any, list[Any]] = {}
+
+    @contextmanager
+    def adding(self, scope: str, after: Iterable[Any] = ()) -> Iterator[None]:
+        """While inside, new ops belong to the graph and run after these ops."""
+        # a scope that ends in a slash is absolute
+        with self.graph.as_default(), tf.name_scope(f"{scope}/"), tf.control_dependencies(list(after)):
+            yield
+
+    def wire(self, op: Any, index: int, tensor: tf.Tensor) -> None:
+        """Let an op read another tensor."""
+        self._inputs.append((op, index, op.inputs[index]))
+        op._update_input(index, tensor)
+
+    def run_after(self, op: Any, others: Iterable[Any]) -> None:
+        """Let an op wait for others."""
+        before = self._controls.setdefault(op, list(op.control_inputs))
+        known = {*before, *op.control_inputs}
+        op._add_control_inputs([other for other in others if other not in known])
+
+    def undo(self) -> None:
+        """Take every change back."""
+        for op, index, tensor in reversed(self._inputs):
+            op._update_input(index, tensor)
+        for op, before in self._controls.items():
+            op._remove_all_control_inputs()
+            op._add_control_inputs(before)
+        operations = self.graph.get_operations()
+        self._dead |= {op.name for op in operations[self._added_from :]}
+        self._added_from = len(operations)
+        self._inputs.clear()
+        self._controls.clear()
+
+    def make_function(self, function_type: Any) -> Any:
+        """A callable of the graph as it is now."""
+        alive = [op for op in self.graph.get_operations() if op.name not in self._dead]
+        self.graph.get_operations = lambda: alive
+        try:
+            return ConcreteFunction.from_func_graph(self.graph, function_type, {})
+        finally:
+            del self.graph.get_operations
+
+
+@contextmanager
+def same_rewrites() -> Iterator[None]:
+    """While inside, TensorFlow optimises the functions it runs as it does under a plan.
+
+    Two of its rewrites sum in another order when a graph has other edges, or when threads happen to run otherwise: the
+    memory optimizer takes AddN apart at the peak, and the arithmetic optimizer joins additions. Under a plan both are off.
+    Results that are to be compared bit for bit must come from the same rewrites, so run the plain training in here too.
+    """
+    ctx = context.context()
+    before = ctx.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    rewrites = config.graph_options.rewrite_options
+    rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    ctx.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    try:
+        yield
+    finally:
+        ctx.function_call_options = before

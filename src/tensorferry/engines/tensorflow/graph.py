@@ -1,0 +1,218 @@
+"""A traced graph as a plan sees it: units of work in the order they are to run, and the storages behind the tensors.
+
+A unit is what must stay together. Grappler and oneDNN fuse a convolution with its bias, and the gradients of both; a control
+edge between them would forbid that and change the rounding, so they are one unit, and edges end at its border.
+
+Gradients are applied as soon as they are known. By itself TensorFlow may let all of them wait until the end of the step.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.trace import Phase
+
+
+def kinds(names: str) -> frozenset[str]:
+    """A set of op types."""
+    return frozenset(names.split())
+
+
+# their output is their first input's buffer
+VIEWS = kinds(
+    "Identity IdentityN Reshape Squeeze ExpandDims StopGradient PreventGradient CheckNumerics EnsureShape PlaceholderWithDefault "
+    "ReadVariableOp Bitcast"
+)
+SHAPE_READERS = kinds("Shape ShapeN Size Rank BroadcastGradientArgs ConcatOffset")
+_NOT_WORK = kinds("Placeholder Const VarHandleOp NoOp Assert _Arg _Retval")
+# called with other graphs, whose tensors are not looked at
+NESTED = kinds(
+    "PartitionedCall StatefulPartitionedCall While StatelessWhile If StatelessIf Case StatelessCase SymbolicGradient MapDefun"
+)
+_CONTRACTIONS = kinds("Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
+_BIASES = kinds("BiasAdd Add AddV2")
+_ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
+_FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
+_UNSIZED = (tf.resource, tf.variant, tf.string)
+
+
+def tensor_nbytes(tensor: tf.Tensor) -> int:
+    """Bytes of a tensor; 0 where its shape is not known or it is no block of numbers."""
+    if tensor.dtype in _UNSIZED:
+        return 0
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """Ops that run together, in their order."""
+
+    ops: list[Any]
+    phase: Phase
+    position: int = -1
+    fused: bool = False  # no control edge may touch its ops
+
+    @property
+    def name(self) -> str:
+        """The op that gives the unit its name: the one that does the work."""
+        op = self.ops[0]
+        return f"{op.name}:{op.type}"
+
+    def entries(self) -> list[Any]:
+        """The ops that do not wait for another op of the unit."""
+        inside = set(self.ops)
+        return [op for op in self.ops if not any(t.op in inside for t in op.inputs)]
+
+    def exits(self) -> list[Any]:
+        """The ops whose end is the unit's end."""
+        inside = set(self.ops)
+        return [op for op in self.ops if not any(c in inside for t in op.outputs for c in t.consumers())]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A graph's units in order; `roots` follows views to the tensor whose buffer they share."""
+
+    graph: Any
+    units: list[Unit]
+    unit_of: dict[Any, Unit]  # by op
+    roots: dict[str, tf.Tensor] = field(repr=False)  # by tensor name
+    nested: list[Any]  # ops that call other graphs
+
+    def root(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor whose buffer this one shares."""
+        return self.roots.get(tensor.name, tensor)
+
+
+def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
+    """The units of a traced graph that touch a tensor of at least `tracked_nbytes`."""
+    _untie(graph)
+    ops = _find_alive(graph)
+    roots = _find_roots(ops)
+    heavy = [op for op in ops if _is_heavy(op, tracked_nbytes)]
+    phases = _find_phases(ops)
+    units, unit_of = _make_units(heavy, phases)
+    _order(ops, units, unit_of)
+    units.sort(key=lambda unit: unit.position)
+    for position, unit in enumerate(units):
+        unit.position = position
+    return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
+
+
+def _untie(graph: Any) -> None:
+    """Let readers of an IdentityN read its inputs: Keras passes all gradients through one, so that each would wait for all."""
+    for op in graph.get_operations():
+        if op.type == "IdentityN":
+            for output, source in zip(op.outputs, op.inputs, strict=True):
+                for reader in output.consumers():
+                    for index, tensor in enumerate(reader.inputs):
+                        if tensor is output:
+                            reader._update_input(index, source)
+
+
+def _find_alive(graph: Any) -> list[Any]:
+    """The ops that something waits for; TensorFlow leaves out the others."""
+    alive = {t.op for t in (*graph.outputs, *graph.inputs)} | set(graph.control_outputs)
+    frontier = list(alive)
+    while frontier:
+        op = frontier.pop()
+        for other in (*(t.op for t in op.inputs), *op.control_inputs):
+            if other not in alive:
+                alive.add(other)
+                frontier.append(other)
+    return [op for op in graph.get_operations() if op in alive]
+
+
+def _find_roots(ops: Sequence[Any]) -> dict[str, tf.Tensor]:
+    roots: dict[str, tf.Tensor] = {}
+    for op in ops:
+        if op.type in VIEWS and op.inputs:
+            for i, output in enumerate(op.outputs):
+                source = op.inputs[i if op.type == "IdentityN" else 0]
+                roots[output.name] = roots.get(source.name, source)
+    return roots
+
+
+def _is_heavy(op: Any, tracked_nbytes: int) -> bool:
+    if op.type in VIEWS or op.type in SHAPE_READERS or op.type in _NOT_WORK:
+        return False
+    if op.type in NESTED:
+        return True
+    return any(tensor_nbytes(t) >= tracked_nbytes for t in (*op.outputs, *op.inputs))
+
+
+def _find_phases(ops: Sequence[Any]) -> dict[Any, Phase]:
+    """Gradient tapes name what they make; what comes after the last of them applies the gradients."""
+    by_tape = [i for i, op in enumerate(ops) if "gradient_tape/" in op.name or op.name.startswith("gradients/")]
+    first, last = (by_tape[0], by_tape[-1]) if by_tape else (len(ops), len(ops))
+    return {op: Phase.FORWARD if i < first else Phase.BACKWARD if i <= last else Phase.OPTIMIZER for i, op in enumerate(ops)}
+
+
+def _make_units(heavy: Sequence[Any], phases: dict[Any, Phase]) -> tuple[list[Unit], dict[Any, Unit]]:
+    position = {op: i for i, op in enumerate(heavy)}
+    unit_of: dict[Any, Unit] = {}
+    # those that take others in come first
+    for op in sorted(heavy, key=lambda op: op.type not in _CONTRACTIONS and op.type not in _FILTER_GRADIENTS):
+        if op in unit_of:
+            continue
+        members = [op]
+        if op.type in _CONTRACTIONS:
+            members += _fused_after(op)
+        if op.type in _FILTER_GRADIENTS:
+            members += _bias_gradients(op, position, unit_of)
+        unit = Unit(members, phases[op], fused=len(members) > 1)
+        # a unit runs where its last member would have: by then everything it reads is there
+        unit.position = max(position.get(member, 0) for member in members)
+        for member in members:
+            unit_of[member] = unit
+    return list(dict.fromkeys(unit_of[op] for op in heavy)), unit_of
+
+
+def _fused_after(op: Any) -> Iterable[Any]:
+    """The bias and activation that may be fused with a contraction: each the only reader of the one before."""
+    for kinds in (_BIASES, _ACTIVATIONS):
+        readers = [c for c in op.outputs[0].consumers() if c.type not in SHAPE_READERS]
+        if len(readers) != 1 or readers[0].type not in kinds:
+            return
+        op = readers[0]
+        yield op
+
+
+def _bias_gradients(op: Any, heavy: dict[Any, int], taken: dict[Any, Unit]) -> list[Any]:
+    """The bias gradient that is fused with a filter gradient: it reads the same tensor, and nothing before needs it."""
+    return [
+        reader
+        for reader in op.inputs[2].consumers()
+        if reader.type == "BiasAddGrad"
+        and reader in heavy
+        and reader not in taken
+        and all(heavy.get(c, len(heavy)) > heavy[op] for t in reader.outputs for c in t.consumers())
+    ][:1]
+
+
+def _order(ops: Sequence[Any], units: Sequence[Unit], unit_of: dict[Any, Unit]) -> None:
+    """Give every unit its position: as it was traced, but what applies a gradient right after the gradient."""
+    reached: dict[Any, int] = {}  # by op: the position of the last unit it waits for
+    keys: dict[Unit, tuple[int, int, int]] = {}
+    for i, op in enumerate(ops):
+        before = max((reached[o] for o in (*(t.op for t in op.inputs), *op.control_inputs) if o in reached), default=-1)
+        unit = unit_of.get(op)
+        if unit is None:
+            reached[op] = before
+        elif unit.phase is Phase.OPTIMIZER:
+            reached[op] = max(before, keys[unit][0] if unit in keys else -1)
+            keys[unit] = (reached[op], 1, i)
+        else:
+            reached[op] = unit.position
+            keys[unit] = (unit.position, 0, i)
+    for position, unit in enumerate(sorted(units, key=keys.__getitem__)):
+        unit.position = position
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name, or a layer on its path, is one of those that are to be left alone."""
+    parts = name.split("/")
+    return any(fnmatch.fnmatch(name, pattern) or any(fnmatch.fnmatch(part, pattern) for part in parts) for pattern in patterns)

@@ -1,0 +1,232 @@
+"""Run a training step inside a budget: `large_function`.
+
+The step is traced once for every kind of input (shapes and types), edited to follow a plan, and run. See `course` for how a
+plan comes about and `planned` for how the graph follows it.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.engines.tensorflow.course import Course
+from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.edit import same_rewrites
+from tensorferry.engines.tensorflow.graph import tensor_nbytes
+from tensorferry.engines.tensorflow.notes import notes_on
+from tensorferry.engines.tensorflow.record import record
+from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.errors import NotSupported
+from tensorferry.plan import Action, Machine, find_floor
+from tensorferry.plan.floor import too_small
+from tensorferry.report import Counters, Report
+from tensorferry.tiers import free_memory_nbytes, open_tier, this_machine
+from tensorferry.trace import Trace
+from tensorferry.units import parse_bytes
+
+MIN_NBYTES = 2**20
+_AUTO_SHARE = 0.9  # of what is free
+_MARGIN_SHARE = 0.06  # of the budget: the allocator hands out up to twice what was asked for, as its holes have it
+_MARGIN_MIN_NBYTES = 16 * 2**20
+_OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
+_MAX_COURSES = 8  # kinds of step remembered
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose."""
+
+    budget: str | int = "auto"
+    tier: str = "auto"
+    recompute: bool = True
+    min_nbytes: int = MIN_NBYTES  # smaller storages stay
+    fetch_ahead: int = 0  # ops; the plan chooses, this only makes it earlier
+    leave: Sequence[str] = ()  # patterns of names of ops or layers that are left alone
+    watchdog_seconds: float = 120.0
+
+
+def large_function(function: Callable[..., Any], budget: str | int = "auto", **settings: Any) -> "LargeFunction":
+    """A function that runs the training step `function` inside a budget in bytes, bit for bit as without it.
+
+    `function` is what `tf.function` would take, or a `tf.function`. It runs forward, backward and the update of the weights.
+    Keywords: `tier` ("auto", "disk", "disk:/path", "shm"), `recompute`, `min_nbytes` (smaller tensors stay), `fetch_ahead` (ops),
+    `leave` (patterns of op names that stay).
+
+        step = ferry.tensorflow.large_function(train_step, budget="1GiB")
+        for x, y in dataset:
+            loss = step(x, y)
+        print(step.report())
+    """
+    return LargeFunction(function, Settings(budget, **settings))
+
+
+class LargeFunction:
+    """What `large_function` returns."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings, notes: Sequence[str] = ()) -> None:
+        self._function = _as_tf_function(function)
+        self._settings = settings
+        self._notes = list(notes)
+        self._courses: dict[Any, Course] = {}
+        self._last: Course | None = None
+        self._num_steps = 0
+        self._outside_nbytes = 0
+        self._highest_nbytes = 0
+        with ExitStack() as stack:
+            self._device = Device(0)
+            stack.callback(self._device.close)
+            self._tier = open_tier(settings.tier)
+            stack.callback(self._tier.close)
+            self._crossings = Crossings(self._tier, self._device, settings.watchdog_seconds)
+            stack.callback(self._crossings.close)
+            self.budget_nbytes = (
+                int(free_memory_nbytes() * _AUTO_SHARE) if settings.budget == "auto" else parse_bytes(settings.budget)
+            )
+            self._exit = stack.pop_all()
+        self._finalizer = weakref.finalize(self, self._exit.close)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step."""
+        course = self._find_course(args, kwargs)
+        if course.wants_plan:
+            self._plan(course)
+        self._device.reset_peaks()
+        before_nbytes = self._device.resident_nbytes()
+        course.begin_step()
+        try:
+            with same_rewrites():
+                result = course.function(*args, **kwargs)
+        except Exception as error:
+            self._crossings.end_step()
+            if self._crossings.error is not None:
+                raise self._crossings.error from error
+            raise
+        self._end_step(course, before_nbytes)
+        return result
+
+    def close(self) -> None:
+        """End the copy threads and give the tier back; `report` still works."""
+        self._highest_nbytes = self._device.highest_resident_nbytes() if self._finalizer.alive else self._highest_nbytes
+        self._finalizer()
+
+    # steps
+
+    def _find_course(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
+        kind = _kind_of((args, kwargs))
+        course = self._courses.pop(kind, None)
+        if course is None:
+            course = self._trace(args, kwargs)
+        self._courses[kind] = self._last = course
+        if len(self._courses) > _MAX_COURSES:
+            del self._courses[next(iter(self._courses))]  # the one not used for longest
+        return course
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
+        settings = self._settings
+        concrete = self._function.get_concrete_function(*args, **kwargs)
+        graph = concrete.graph
+        recording = record(graph, min_nbytes=settings.min_nbytes, machine=this_machine(), leave=settings.leave)
+        if not self._courses:
+            there_nbytes = sum(map(tensor_nbytes, (*graph.variables, *(t for t in graph.inputs if t.dtype != tf.resource))))
+            self._device.include(max(0, there_nbytes - self._device.allocated_nbytes()))
+        for note in notes_on(recording):
+            self._note(note)
+        return Course(recording, concrete.function_type, self._crossings, settings.min_nbytes)
+
+    def _plan(self, course: Course) -> None:
+        self._device.trim()
+        held_nbytes = self._device.allocated_nbytes()
+        if not course.recorded:
+            # before its first run a function is neither optimised nor are its kernels made
+            expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
+            self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
+        trace = course.with_overhead(held_nbytes + self._outside_nbytes)
+        self._refuse_below_floor(trace)
+        if not course.recorded:
+            self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
+            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
+            course.prepare_record()
+            course.wants_plan = False
+            return
+        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        course.make_plan(
+            self._limit_nbytes,
+            machine,
+            outside_nbytes=self._outside_nbytes,
+            recompute=self._settings.recompute,
+            fetch_ahead=self._settings.fetch_ahead,
+        )
+        assert course.plan is not None
+        self._tier.check_room(course.plan.nbytes(Action.SWAP))
+
+    def _end_step(self, course: Course, before_nbytes: int) -> None:
+        diary = self._crossings.end_step()
+        self._num_steps += 1
+        # holes between blocks come and go with the timing of copies, so what was seen at most counts
+        known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0
+        self._outside_nbytes = max(known_nbytes, self._device.outside_nbytes())
+        if not course.recorded:
+            course.end_record(diary)
+            return
+        peak_nbytes = self._device.resident_peak_nbytes()
+        timeline = course.timeline(diary, self._outside_nbytes, self._device.allocated_peak_nbytes() + self._outside_nbytes)
+        # the allocator gives nothing back, so only a step that made resident memory grow can do better next time
+        above_nbytes = peak_nbytes - self._limit_nbytes if peak_nbytes > before_nbytes else 0
+        course.end_planned(diary, timeline, above_nbytes)
+
+    def _refuse_below_floor(self, trace: Trace) -> None:
+        floor = find_floor(trace)
+        if floor.nbytes > self._limit_nbytes:
+            smallest_nbytes = floor.nbytes + max(_MARGIN_MIN_NBYTES, int(floor.nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=smallest_nbytes))
+
+    @property
+    def _limit_nbytes(self) -> int:
+        return self.budget_nbytes - max(_MARGIN_MIN_NBYTES, int(self.budget_nbytes * _MARGIN_SHARE))
+
+    # what a user asks
+
+    def report(self) -> Report:
+        """What was planned and what was measured, for the kind of step that was last planned."""
+        planned = [course for course in self._courses.values() if course.plan is not None]
+        course = planned[-1] if planned else self._last
+        median = course.median_step() if course else None
+        return Report(
+            plan=course.plan if course else None,
+            trace=course.trace if course else None,
+            predicted=course.predicted if course else None,
+            measured=median[0] if median else None,
+            budget_nbytes=self.budget_nbytes,
+            measured_peak_nbytes=self._device.highest_resident_nbytes() if self._finalizer.alive else self._highest_nbytes,
+            num_steps=self._num_steps,
+            num_plans=sum(c.num_plans for c in self._courses.values()),
+            tier=self._tier.describe,
+            moved=median[1] if median else Counters(),
+            notes=tuple(self._notes),
+        )
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+
+def _as_tf_function(function: Callable[..., Any]) -> Any:
+    if not hasattr(function, "get_concrete_function"):
+        return tf.function(function)
+    if getattr(function, "_jit_compile", None):
+        raise NotSupported(
+            "this tf.function has jit_compile=True, and XLA's programs cannot be planned; make it with jit_compile=False"
+        )
+    return function
+
+
+def _kind_of(value: Any) -> Any:
+    """What tells kinds of step apart: the structure, shapes and types of the arguments."""
+    flat = tf.nest.flatten(value)
+    return (
+        repr(tf.nest.map_structure(lambda _: 0, value)),
+        tuple((tuple(x.shape), x.dtype) if hasattr(x, "dtype") else repr(x) for x in flat),
+    )

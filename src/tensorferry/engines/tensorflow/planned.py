@@ -1,0 +1,259 @@
+"""A plan, carried out in the graph.
+
+                       unit 5         unit 6            ...   unit 40          unit 41
+    plain          [  conv a  ]──▶[  relu  ]                             ┌▶[ gradient of a ]
+                        └────────────────────── a ───────────────────────┘
+
+    swapped        [  conv a  ]──▶ gate ──▶[  relu  ]   ...          gate ──▶[ gradient of a ]
+                        └▶ leave                        room ─▶ empty ─▶ fetch ─▶ gate (waits)
+                                                                 └───────── a again ─────────┘
+
+Units run one after another in the plan's order: a control edge holds the next one back where data does not, and a gate where
+it allocates much or reads what was away. A gate is a node that waits; see `swap`. Recomputed storages are clones of the ops
+that made them, behind the gate of the unit that wants them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.engines.tensorflow.edit import Edit
+from tensorferry.engines.tensorflow.graph import SHAPE_READERS, Unit
+from tensorferry.engines.tensorflow.record import Recording
+from tensorferry.engines.tensorflow.swap import Crossings, Stop
+from tensorferry.plan import Action, Decision
+from tensorferry.plan.schedule import find_due, make_schedule
+from tensorferry.plan.tables import Tables, make_tables
+
+_SCOPE = "tensorferry"
+_HOST = "/device:CPU:0"
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What the nodes in the graph need to know while they run."""
+
+    gates: dict[int, Stop]
+    rooms: dict[int, int]  # bytes fetched before a gate
+
+
+def carry_out(
+    recording: Recording, decisions: Iterable[Decision], edit: Edit, crossings: Crossings, *, min_nbytes: int, gate_all: bool
+) -> Stops:
+    """Edit the graph so that it follows these decisions; `gate_all` puts a gate before every unit, to see what each does."""
+    return _Plan(recording, list(decisions), edit, crossings).carry_out(0 if gate_all else min_nbytes)
+
+
+class _Plan:
+    def __init__(self, recording: Recording, decisions: list[Decision], edit: Edit, crossings: Crossings) -> None:
+        self.recording = recording
+        self.layout = recording.layout
+        self.units = recording.layout.units
+        self.edit = edit
+        self.crossings = crossings
+        self.tables: Tables = make_tables(recording.trace)
+        moved = [d for d in decisions if d.action is not Action.KEEP]
+        self.decisions = {d.storage: d for d in moved}
+        self.schedule = make_schedule(self.tables, moved)
+        self.due = find_due(self.tables.gaps, moved)
+        self.storage_of = {t.name: s for s, t in enumerate(recording.tensors) if t is not None}
+        self.again: dict[int, tf.Tensor] = {}  # by storage: the tensor that stands for it after its gap
+        self.fetches: dict[int, Any] = {}  # by storage: the node that starts its copy in
+        self.late: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by storage: who reads it after its gap
+
+    def carry_out(self, gated_nbytes: int) -> Stops:
+        self._find_late_readers()
+        leaving = {s: self._add_leave(s) for s, d in self.decisions.items() if d.action is Action.SWAP}
+        fetch_at: defaultdict[int, list[int]] = defaultdict(list)
+        for s, decision in self.decisions.items():
+            if decision.action is Action.SWAP:
+                fetch_at[self._fetch_position(decision)].append(s)
+        gates: dict[int, Stop] = {}
+        rooms: dict[int, int] = {}
+        demand_nbytes = self._demand_by_gate(gated_nbytes, fetch_at)
+        leave_at: defaultdict[int, list[Any]] = defaultdict(list)
+        for s, node in leaving.items():
+            leave_at[self.tables.gaps[s].saved_at].append(node)
+        before: list[Any] = []  # what must have ended before the next unit
+        for unit in self.units:
+            i = unit.position
+            # leaving only takes a note, but on a single thread it would otherwise wait for its turn
+            before += leave_at.get(i, ())
+            if i in fetch_at:
+                rooms[i] = sum(self.tables.gaps[s].nbytes for s in fetch_at[i])
+                self._add_fetches(i, fetch_at[i], before, leaving)
+            if i in demand_nbytes:
+                arrivals = tuple(self.schedule.arrive.get(i, ()))
+                gates[i] = Stop(arrivals, demand_nbytes[i])
+                fetched = [self.fetches[s] for s in {*arrivals, *fetch_at.get(i, ())}]
+                before = [self._add_gate(i, [*before, *fetched])]
+                for s in arrivals:
+                    if self._is_elsewhere(s):
+                        self._send_back(s, before)
+            for s in self.schedule.replay.get(i, ()):
+                before = [*before, *self._add_replay(s, before)]
+            self._hold_back(unit, before)
+            before = self._ends(unit)
+        return Stops(gates, rooms)
+
+    def _demand_by_gate(self, gated_nbytes: int, fetch_at: dict[int, list[int]]) -> dict[int, int]:
+        """Where gates stand, and the most that the units up to the next one add at once."""
+        schedule, tables = self.schedule, self.tables
+        demand: dict[int, int] = {}
+        gate, held = 0, 0
+        for unit in self.units:
+            i = unit.position
+            replayed = [tables.new_nbytes[k] for s in schedule.replay.get(i, ()) for k in schedule.replayed_ops[s]]
+            adds = tables.demand_nbytes[i] + sum(replayed)
+            if i == 0 or adds >= gated_nbytes or i in schedule.arrive or i in schedule.replay or i in fetch_at:
+                gate, held = i, 0
+                demand[i] = 0
+            demand[gate] = max(demand[gate], held + adds)
+            held += tables.new_nbytes[i] - tables.freed_nbytes[i]
+        return demand
+
+    def _fetch_position(self, decision: Decision) -> int:
+        gap = self.tables.gaps[decision.storage]
+        due = self.due[decision.storage]
+        return due if decision.fetch_at is None else max(gap.leaves_at, min(decision.fetch_at, due))
+
+    def _find_late_readers(self) -> None:
+        wanted = {s: self.tables.gaps[s].wanted_at for s in self.decisions}
+        for unit in self.units:
+            for op in unit.ops:
+                if op.type in SHAPE_READERS:
+                    continue
+                for index, tensor in enumerate(op.inputs):
+                    s = self.storage_of.get(self.layout.root(tensor).name)
+                    if s in wanted and unit.position >= wanted[s]:
+                        self.late[s].append((op, index))
+
+    # nodes
+
+    def _add_leave(self, s: int) -> Any:
+        tensor = self.recording.tensors[s]
+        with self._adding("leave"):
+            return tf.numpy_function(partial(self.crossings.leave, s), [tensor], tf.int32, stateful=True).op
+
+    def _add_fetches(self, i: int, storages: list[int], before: list[Any], leaving: dict[int, Any]) -> None:
+        with self._adding("room", before):
+            room = tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
+        for s in sorted(storages, key=self.due.__getitem__):
+            tensor = self.recording.tensors[s]
+            with self._adding("fetch", [room, leaving[s]]):
+                empty = tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype, init=False)
+            with self._adding("fetch"):
+                self.fetches[s] = tf.numpy_function(partial(self.crossings.fetch, s), [empty], tf.int32, stateful=True).op
+            if self._is_elsewhere(s):
+                self.again[s] = empty
+            else:
+                self._read_instead(s, empty)
+
+    def _is_elsewhere(self, s: int) -> bool:
+        """Whether a storage lives on another device than the host."""
+        device = self.recording.tensors[s].device
+        return bool(device) and tf.DeviceSpec.from_string(device).replace(job=None, replica=None, task=None).to_string() != _HOST
+
+    def _send_back(self, s: int, after: list[Any]) -> None:
+        """Let a storage that has arrived on the host go on to its device.
+
+        A copy between devices starts as soon as its source exists and knows of no control edge, so the node that is held
+        back until the bytes are there has to be on the host too.
+        """
+        arrived = self.again[s]
+        with self._adding("back", after):
+            # Grappler removes an Identity, and its control edge with it
+            back = tf.raw_ops.PlaceholderWithDefault(input=arrived, shape=arrived.shape)
+        self._read_instead(s, back)
+
+    @contextmanager
+    def _adding(self, kind: str, after: Iterable[Any] = ()) -> Iterator[None]:
+        """While inside, new nodes belong to the host."""
+        with self.edit.adding(f"{_SCOPE}/{kind}", after), tf.device(_HOST):
+            yield
+
+    def _add_gate(self, i: int, after: list[Any]) -> Any:
+        with self._adding("gate", after):
+            return tf.numpy_function(partial(self.crossings.open_gate, i), [], tf.int32, stateful=True).op
+
+    def _add_replay(self, s: int, before: list[Any]) -> list[Any]:
+        """Run the ops again that made storage `s`; the last of them is what has to end."""
+        made: dict[int, tf.Tensor] = {}
+        after = list(before)
+        at = self.due[s]
+        for k in self.schedule.replayed_ops[s]:
+            (op,) = self.units[k].ops
+            inputs = [self._value_at(tensor, made, at) for tensor in op.inputs]
+            with self.edit.adding(f"{_SCOPE}/again", after), tf.device(op.device):
+                clone = self.edit.graph._create_op_internal(
+                    op.type, inputs, [t.dtype for t in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
+                )
+            for old, new in zip(op.outputs, clone.outputs, strict=True):
+                if old.name in self.storage_of:
+                    made[self.storage_of[old.name]] = new
+            after = [clone]
+        self._read_instead(s, made[s])
+        return after
+
+    def _value_at(self, tensor: tf.Tensor, made: dict[int, tf.Tensor], position: int) -> tf.Tensor:
+        """What an op that runs again at `position` reads instead of `tensor`."""
+        s = self.storage_of.get(self.layout.root(tensor).name)
+        if s is None:
+            return tensor
+        if s in made:
+            return self._like(made[s], tensor)
+        if s in self.again and self.due[s] <= position:
+            return self._like(self.again[s], tensor)
+        return tensor
+
+    def _read_instead(self, s: int, value: tf.Tensor) -> None:
+        self.again[s] = value
+        for op, index in self.late[s]:
+            self.edit.wire(op, index, self._like(value, op.inputs[index]))
+
+    def _like(self, value: tf.Tensor, view: tf.Tensor) -> tf.Tensor:
+        """The same view of another storage."""
+        if value.dtype == view.dtype and value.shape == view.shape:
+            return value
+        with self.edit.adding(f"{_SCOPE}/view"):
+            if value.dtype != view.dtype:
+                value = tf.bitcast(value, view.dtype)
+            return value if value.shape == view.shape else tf.reshape(value, view.shape)
+
+    # order
+
+    def _hold_back(self, unit: Unit, before: list[Any]) -> None:
+        """Let a unit start after these ops; inside a fused unit no op may have a control edge, so its input waits instead."""
+        waiting: dict[str, tf.Tensor] = {}
+        for op in unit.entries():
+            if not unit.fused:
+                direct = {t.op for t in op.inputs}
+                others = [other for other in before if other not in direct]
+                if others:
+                    self.edit.run_after(op, others)
+                continue
+            index = self._index_to_hold(op, unit)
+            tensor = op.inputs[index]
+            if tensor.name not in waiting:
+                with self.edit.adding(f"{_SCOPE}/wait", before), tf.device(op.device):
+                    waiting[tensor.name] = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
+            self.edit.wire(op, index, waiting[tensor.name])
+
+    def _index_to_hold(self, op: Any, unit: Unit) -> int:
+        """The input that an op of a fused unit is held back by: the gradient that all of them read, else the first."""
+        inside = set(unit.ops)
+        if op.type.startswith(("Conv2DBackpropFilter", "Conv3DBackpropFilter")):
+            return 2
+        return next(i for i, t in enumerate(op.inputs) if t.op not in inside)
+
+    def _ends(self, unit: Unit) -> list[Any]:
+        exits = unit.exits()
+        if not unit.fused:
+            return exits
+        with self.edit.adding(f"{_SCOPE}/end"), tf.device(exits[0].device):
+            return [tf.raw_ops.PlaceholderWithDefault(input=op.outputs[0], shape=op.outputs[0].shape).op for op in exits]

@@ -1,0 +1,258 @@
+"""From a traced graph to a `Trace`: what each unit reads and makes, how long a buffer lives, what may move.
+
+Elementwise ops write into the buffer of an input that nobody else needs any more. The trace shows that as an op whose output
+is new and whose workspace is as much less: so one storage ends, the next begins, and nothing more is held.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.engines.tensorflow.graph import NESTED, SHAPE_READERS, Layout, Unit, kinds, lay_out, matches, tensor_nbytes
+from tensorferry.plan import Machine
+from tensorferry.trace import Kind, Op, Phase, Storage, Trace
+
+TRACKED_SHARE = 16  # storages of at least this part of the smallest that may move are in the trace
+
+_IN_PLACE = kinds(
+    "Add AddV2 AddN Sub Mul Div RealDiv DivNoNan Maximum Minimum Square SquaredDifference Neg Exp Log Log1p Sqrt Rsqrt "
+    "Reciprocal Sigmoid Tanh Relu Relu6 Elu Selu LeakyRelu Softplus Softsign Erf Abs Sign Pow Select SelectV2 ReluGrad "
+    "Relu6Grad EluGrad SigmoidGrad TanhGrad LeakyReluGrad SoftplusGrad RsqrtGrad BiasAdd Softmax LogSoftmax ClipByValue"
+)
+# cheap, the same bits every time, and nothing but their output: may be run again
+_REPLAYABLE = (_IN_PLACE - kinds("Softmax LogSoftmax AddN")) | kinds("Cast ConcatV2 Pad Tile Transpose Slice BroadcastTo")
+# oneDNN pairs a pooling op with its gradient through this edge, and gives other bits where it cannot
+_PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 AvgPool AvgPool3D LRN FusedBatchNormV3")
+
+_FOLDED = kinds("Add AddV2 Sub Mul Div RealDiv")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A trace, and which tensors its storages are."""
+
+    layout: Layout
+    trace: Trace
+    tensors: list[Any]  # by storage: the tensor that holds it, or None for a variable
+    unknown: list[Any] = field(repr=False)  # ops with an output whose size the graph does not tell
+
+    def with_measures(self, seconds: Sequence[float], workspace_nbytes: Sequence[int]) -> "Recording":
+        """The same with what a step measured, by position."""
+        ops = tuple(
+            replace(op, seconds=s, workspace_nbytes=w) for op, s, w in zip(self.trace.ops, seconds, workspace_nbytes, strict=True)
+        )
+        return replace(self, trace=replace(self.trace, ops=ops, measured=True))
+
+
+@dataclass(slots=True)
+class _Life:
+    """A storage while the graph is walked."""
+
+    tensor: Any
+    nbytes: int
+    kind: Kind
+    label: str
+    writers: list[int] = field(default_factory=list)
+    uses: list[int] = field(default_factory=list)
+    lasting: bool = False  # outlives the step
+
+
+def record(
+    graph: Any, *, min_nbytes: int, machine: Machine, leave: Sequence[str] = (), optimizer_names: frozenset[str] = frozenset()
+) -> Recording:
+    """The trace of a traced graph, its seconds from the machine's rates.
+
+    Storages of `min_nbytes` or more may move, unless the op that makes them matches one of the `leave` patterns.
+    """
+    layout = lay_out(graph, max(1, min_nbytes // TRACKED_SHARE))
+    walk = _Walk(layout, max(1, min_nbytes // TRACKED_SHARE), optimizer_names)
+    walk.run()
+    storages = tuple(_storage(life, min_nbytes, leave, layout) for life in walk.lives)
+    ops = tuple(_op(unit, walk, machine) for unit in layout.units)
+    trace = Trace(ops, storages, framework="tensorflow", device="cpu", measured=False).check()
+    unknown = [op for op in graph.get_operations() if any(_is_unknown(t) for t in op.outputs)]
+    return Recording(layout, trace, [life.tensor for life in walk.lives], unknown)
+
+
+def _is_unknown(tensor: tf.Tensor) -> bool:
+    return tensor.dtype not in (tf.resource, tf.variant, tf.string) and tensor.shape.num_elements() is None
+
+
+class _Walk:
+    """Finds every storage's life, unit by unit."""
+
+    def __init__(self, layout: Layout, tracked_nbytes: int, optimizer_names: frozenset[str]) -> None:
+        self.layout = layout
+        self.tracked_nbytes = tracked_nbytes
+        self.lives: list[_Life] = []
+        self.index: dict[str, int] = {}  # root tensor's name -> storage
+        self.reads: dict[Unit, list[int]] = {}
+        self.makes: dict[Unit, list[int]] = {}
+        self.saved_nbytes: dict[Unit, int] = {}  # by writing into an input's buffer
+        self._add_variables(optimizer_names)
+        self._add_inputs()
+        self._last_use = self._find_last_uses()
+
+    def _add(self, name: str, life: _Life) -> int:
+        self.index[name] = len(self.lives)
+        self.lives.append(life)
+        return self.index[name]
+
+    def _add_variables(self, optimizer_names: frozenset[str]) -> None:
+        graph = self.layout.graph
+        inner = {id(external): internal for external, internal in graph.captures}
+        early = {
+            t.op.name for unit in self.layout.units if unit.phase is not Phase.OPTIMIZER for op in unit.ops for t in op.inputs
+        }
+        for variable in graph.variables:
+            handle = inner.get(id(variable.handle))
+            nbytes = tensor_nbytes(variable)
+            if handle is None or nbytes < self.tracked_nbytes:
+                continue
+            readers = {c.name for c in handle.consumers() if c.type == "ReadVariableOp"}
+            if variable.trainable:
+                kind = Kind.PARAMETER
+            else:
+                kind = Kind.BUFFER if readers & early and variable.name not in optimizer_names else Kind.OPTIMIZER
+            self._add(handle.name, _Life(None, nbytes, kind, variable.name, lasting=True))
+
+    def _add_inputs(self) -> None:
+        for tensor in self.layout.graph.inputs:
+            nbytes = tensor_nbytes(tensor)
+            if nbytes >= self.tracked_nbytes:
+                self._add(tensor.name, _Life(tensor, nbytes, Kind.INPUT, tensor.op.name, lasting=True))
+
+    def _find_last_uses(self) -> dict[str, int]:
+        """By root: the position of the last unit that reads it."""
+        last: dict[str, int] = {}
+        for unit in self.layout.units:
+            for op in unit.ops:
+                if op.type not in SHAPE_READERS:
+                    for t in op.inputs:
+                        last[self.layout.root(t).name] = unit.position
+        for t in self.layout.graph.outputs:
+            last[self.layout.root(t).name] = len(self.layout.units)
+        return last
+
+    def run(self) -> None:
+        """Walk all units in order."""
+        for unit in self.layout.units:
+            self._visit(unit)
+        for t in self.layout.graph.outputs:
+            s = self.index.get(self.layout.root(t).name)
+            if s is not None:
+                self.lives[s].lasting = True
+
+    def _visit(self, unit: Unit) -> None:
+        inside = {t.name for op in unit.ops for t in op.outputs}
+        read: dict[int, None] = {}
+        for op in unit.ops:
+            for t in op.inputs:
+                s = self.index.get(self.layout.root(t).name)
+                if s is not None and t.name not in inside:
+                    read[s] = None
+        for s in read:
+            life = self.lives[s]
+            life.uses.append(unit.position)
+            if unit.phase is Phase.OPTIMIZER and life.writers and self.layout.units[life.writers[0]].phase is Phase.BACKWARD:
+                life.kind = Kind.GRADIENT
+        self.reads[unit] = list(read)
+        exits = set(unit.exits()) if unit.fused else set(unit.ops)
+        made = []
+        for op in unit.ops:
+            if op in exits:
+                made += [self._make(unit, op, t) for t in op.outputs if tensor_nbytes(t) >= self.tracked_nbytes]
+        self.makes[unit] = made
+        self.saved_nbytes[unit] = self._saved_in_place(unit, made)
+
+    def _make(self, unit: Unit, op: Any, tensor: tf.Tensor) -> int:
+        life = _Life(tensor, tensor_nbytes(tensor), Kind.ACTIVATION, op.name, writers=[unit.position])
+        return self._add(tensor.name, life)
+
+    def _saved_in_place(self, unit: Unit, made: list[int]) -> int:
+        op = unit.ops[-1]
+        if unit.fused or op.type not in _IN_PLACE or len(made) != 1:
+            return 0
+        new = self.lives[made[0]]
+        for s in self.reads[unit]:
+            old = self.lives[s]
+            ends = old.tensor is not None and self._last_use[self.layout.root(old.tensor).name] == unit.position
+            if ends and not old.lasting and old.nbytes == new.nbytes and old.tensor.dtype == new.tensor.dtype:
+                return new.nbytes
+        return 0
+
+
+def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout) -> Storage:
+    last = max((*life.uses, *life.writers), default=0)
+    storage = Storage(
+        nbytes=life.nbytes,
+        kind=life.kind,
+        writers=tuple(life.writers),
+        uses=tuple(life.uses),
+        freed_after=None if life.lasting else last,
+        label=life.label,
+    )
+    tensor = life.tensor
+    if tensor is None or life.lasting or life.nbytes < min_nbytes or not life.uses:
+        return storage
+    if tensor.op.type in _PAIRED or tensor.op.type in NESTED or _is_folded(tensor) or matches(life.label, leave):
+        return storage
+    moments = [life.writers[-1], *life.uses]
+    j = max(range(1, len(moments)), key=lambda i: moments[i] - moments[i - 1])
+    if moments[j] - moments[j - 1] < 2 or any(_sums_in_any_order(unit) for unit in map(layout.units.__getitem__, moments[1:j])):
+        return storage
+    return replace(storage, saved_at=moments[0] + 1, idle_after=moments[j - 1], wanted_at=moments[j])
+
+
+def _is_folded(tensor: tf.Tensor) -> bool:
+    """Whether constant folding may join the op that makes a tensor with one that reads it: (x * y) * 3 becomes x * (y * 3)."""
+    return tensor.op.type in _FOLDED and any(_has_constant(reader) for reader in tensor.consumers())
+
+
+def _has_constant(op: Any) -> bool:
+    return op.type in _FOLDED and any(t.op.type == "Const" for t in op.inputs)
+
+
+def _sums_in_any_order(unit: Unit) -> bool:
+    """AddN begins its sum with an input that nobody else will read, so a later reader of an input changes its rounding."""
+    return any(op.type == "AddN" and len(op.inputs) > 2 for op in unit.ops)
+
+
+def _op(unit: Unit, walk: _Walk, machine: Machine) -> Op:
+    flops = sum(_flops(op) for op in unit.ops)
+    touched = sum(walk.lives[s].nbytes for s in (*walk.reads[unit], *walk.makes[unit]))
+    rate = machine.flops_per_second.get("fp32", 0.0)
+    seconds = max(flops / rate if rate else 0.0, touched / (machine.memory_nbytes_per_second or 1e10))
+    return Op(
+        name=unit.name,
+        phase=unit.phase,
+        seconds=seconds,
+        inputs=tuple(walk.reads[unit]),
+        outputs=tuple(walk.makes[unit]),
+        flops=flops,
+        touched_nbytes=touched,
+        workspace_nbytes=-walk.saved_nbytes[unit],
+        replayable=not unit.fused and unit.phase is Phase.FORWARD and unit.ops[0].type in _REPLAYABLE,
+    )
+
+
+def _flops(op: Any) -> int:
+    """Of the ops that compute rather than copy."""
+    match op.type:
+        case "Conv2D" | "Conv3D" | "DepthwiseConv2dNative":
+            return 2 * _elements(op.outputs[0]) * prod(op.inputs[1].shape[:-1])
+        case "Conv2DBackpropInput" | "Conv3DBackpropInputV2":
+            return 2 * _elements(op.inputs[2]) * prod(op.inputs[1].shape[:-1])
+        case "Conv2DBackpropFilter" | "Conv3DBackpropFilterV2":
+            return 2 * _elements(op.inputs[2]) * prod(op.outputs[0].shape[:-1])
+        case "MatMul" | "BatchMatMulV2" | "BatchMatMul":
+            inner = op.inputs[0].shape[-2 if op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x") else -1]
+            return 2 * _elements(op.outputs[0]) * (inner or 0)
+    return 0
+
+
+def _elements(tensor: tf.Tensor) -> int:
+    return tensor.shape.num_elements() or 0

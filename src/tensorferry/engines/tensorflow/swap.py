@@ -1,0 +1,243 @@
+"""The copies of one step: what the nodes that a plan put into the graph call.
+
+Three kinds of node call into here, on TensorFlow's own threads, so none of them waits longer than it must:
+- `leave` hands a tensor's buffer to the lane out and returns. The buffer lives until its bytes are safe.
+- `fetch` hands an empty buffer of TensorFlow's allocator to the lane in and returns.
+- `open_gate` holds the next unit back until what it reads has arrived and what it allocates fits, as the simulator has it:
+  it waits for room only while a copy out is under way that will make some.
+
+A lane is a thread that copies one block after another, so that copies wait for each other and not for compute.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.engines.tensorflow.device import Device
+from tensorferry.errors import CopyStuck
+from tensorferry.plan import Lane
+from tensorferry.tiers import Slot, Tier
+
+_LANE_STACK_NBYTES = 256 * 1024
+_OK = np.int32(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What one gate waits for."""
+
+    arrivals: tuple[int, ...] = ()  # storages that must be back
+    demand_nbytes: int = 0  # what the units up to the next gate add
+
+
+@dataclass(slots=True)
+class Copy:
+    """One copy, for the timeline."""
+
+    lane: Lane
+    storage: int
+    nbytes: int
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Probe:
+    """What was seen between two gates."""
+
+    peak_nbytes: int  # of the allocator
+    left_nbytes: int  # allocated when the gate let the unit go
+
+
+@dataclass
+class Diary:
+    """What a step did, as it happened. Times are of `time.perf_counter`."""
+
+    started_at: float = field(default_factory=time.perf_counter)
+    ended_at: float = 0.0
+    reached: dict[int, float] = field(default_factory=dict)  # by gate: the units before it have ended
+    passed: dict[int, float] = field(default_factory=dict)  # by gate: the unit after it starts
+    copies: list[Copy] = field(default_factory=list)
+    resident: list[tuple[float, int]] = field(default_factory=list)
+    probes: dict[int, Probe] = field(default_factory=dict)  # by gate, in a recorded step
+    num_late: int = 0
+    waited_seconds: float = 0.0
+
+
+class Crossings:
+    """Everything that is on its way out, away, or on its way back in the step under way."""
+
+    def __init__(self, tier: Tier, device: Device, watchdog_seconds: float) -> None:
+        self.device = device
+        self.diary = Diary()
+        self.error: BaseException | None = None
+        self._tier = tier
+        self._watchdog_seconds = watchdog_seconds
+        self._out, self._in = _lane(Lane.OUT), _lane(Lane.IN)
+        self._stops: dict[int, Stop] = {}
+        self._rooms: dict[int, int] = {}
+        self._limit_nbytes = 0
+        self._recording = False
+        self._last_gate: int | None = None
+        self._slots: dict[int, Future[Slot]] = {}
+        self._arrivals: dict[int, Future[None]] = {}
+        self._changed = threading.Condition()
+        self._num_leaving = 0
+
+    def begin_step(self, stops: dict[int, Stop], rooms: dict[int, int], limit_nbytes: int, *, recording: bool) -> None:
+        """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated."""
+        self._stops, self._rooms, self._limit_nbytes, self._recording = stops, rooms, limit_nbytes, recording
+        self._last_gate, self.error = None, None
+        self.diary = Diary()
+
+    def end_step(self) -> Diary:
+        """Wait for what is still under way and forget what was left behind, as after an error."""
+        self.diary.ended_at = time.perf_counter()
+        futures: list[Future[Any]] = [*self._arrivals.values(), *self._slots.values()]
+        for future in futures:
+            future.exception(self._watchdog_seconds)
+        for slot in (f.result() for f in self._slots.values() if f.exception() is None):
+            self._tier.release(slot)
+        self._slots.clear()
+        self._arrivals.clear()
+        self._note_probe()
+        return self.diary
+
+    def close(self) -> None:
+        """End the lanes."""
+        self._out.shutdown(wait=True, cancel_futures=True)
+        self._in.shutdown(wait=True, cancel_futures=True)
+
+    # what nodes call
+
+    def leave(self, storage: int, block: NDArray[Any]) -> np.int32:
+        """Start copying a storage's bytes out."""
+        with self._changed:
+            self._num_leaving += 1
+        held = [block]
+        del block
+        self._slots[storage] = self._out.submit(self._copy_out, storage, held)
+        if self._recording:
+            # what ops allocate can be told from what copies free only while none is under way
+            self._slots[storage].exception(self._watchdog_seconds)
+        return _OK
+
+    def clear_room(self, gate: int) -> np.int32:
+        """Wait until what is fetched before `gate` fits."""
+        return self._guard(partial(self._clear_room, gate))
+
+    def fetch(self, storage: int, block: NDArray[Any]) -> np.int32:
+        """Start copying a storage's bytes into an empty block."""
+        held = [block]
+        del block
+        self._arrivals[storage] = self._in.submit(self._copy_in, storage, held)
+        return _OK
+
+    def open_gate(self, gate: int) -> np.int32:
+        """Wait until the units after this gate can start."""
+        return self._guard(partial(self._open_gate, int(gate)))
+
+    # what they do
+
+    def _guard(self, work: Callable[[], None]) -> np.int32:
+        """TensorFlow turns every exception into one of its own, so the real one is kept."""
+        try:
+            work()
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        return _OK
+
+    def _clear_room(self, gate: int) -> None:
+        self._note_probe()
+        self._wait_for_room(self._rooms[int(gate)])
+
+    def _open_gate(self, gate: int) -> None:
+        self._note_probe()
+        reached_at = time.perf_counter()
+        self.diary.reached[gate] = reached_at
+        stop = self._stops[gate]
+        late = [s for s in stop.arrivals if not self._arrivals[s].done()]
+        self.diary.num_late += len(late)
+        for s in stop.arrivals:
+            self._await(self._arrivals.pop(s))
+        self._wait_for_room(stop.demand_nbytes)
+        passed_at = time.perf_counter()
+        self.diary.waited_seconds += passed_at - reached_at
+        self.diary.passed[gate] = passed_at
+        held_nbytes = self.device.allocated_nbytes()
+        self.diary.resident.append((passed_at, held_nbytes))
+        if self._recording:
+            self.device.reset_allocated_peak()
+            self._last_gate = gate
+            self.diary.probes[gate] = Probe(held_nbytes, held_nbytes)
+
+    def _note_probe(self) -> None:
+        if self._last_gate is not None:
+            probe = self.diary.probes[self._last_gate]
+            probe.peak_nbytes = max(probe.peak_nbytes, self.device.allocated_peak_nbytes())
+            self._last_gate = None
+
+    def _wait_for_room(self, demand_nbytes: int) -> None:
+        with self._changed:
+            while self._num_leaving and self.device.allocated_nbytes() + demand_nbytes > self._limit_nbytes:
+                if not self._changed.wait(self._watchdog_seconds):
+                    raise CopyStuck(
+                        f"a copy to the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s"
+                    )
+
+    def _await(self, arrival: "Future[None]") -> None:
+        try:
+            arrival.result(self._watchdog_seconds)
+        except TimeoutError as error:
+            raise CopyStuck(
+                f"a copy from the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s"
+            ) from error
+
+    def _copy_out(self, storage: int, held: list[NDArray[Any]]) -> Slot:
+        copy = Copy(Lane.OUT, storage, held[0].nbytes, time.perf_counter())
+        try:
+            return self._tier.write(_bytes_of(held[0]))
+        finally:
+            copy.ended_at = time.perf_counter()
+            self.diary.copies.append(copy)
+            held.clear()  # with the last reference the allocator gets the block back
+            with self._changed:
+                self._num_leaving -= 1
+                self._changed.notify_all()
+
+    def _copy_in(self, storage: int, held: list[NDArray[Any]]) -> None:
+        slot = self._slots.pop(storage).result()
+        copy = Copy(Lane.IN, storage, slot.nbytes, time.perf_counter())
+        try:
+            self._tier.read_into(slot, _bytes_of(held[0]))
+        finally:
+            # whether an op may write into this block depends on who else holds it, and with AddN the order of its sum
+            held.clear()
+            self._tier.release(slot)
+            copy.ended_at = time.perf_counter()
+            self.diary.copies.append(copy)
+
+
+def _lane(lane: Lane) -> ThreadPoolExecutor:
+    # a default stack of 8 MiB would count against a cap on the process's data
+    previous = threading.stack_size(_LANE_STACK_NBYTES)
+    try:
+        executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tensorferry {lane}")
+        executor.submit(int).result()
+        return executor
+    finally:
+        threading.stack_size(previous)
+
+
+def _bytes_of(block: NDArray[Any]) -> memoryview:
+    """A block's bytes, without a copy and writable: TensorFlow shows its buffers as arrays of any type."""
+    return memoryview((ctypes.c_char * block.nbytes).from_address(block.ctypes.data)).cast("B")

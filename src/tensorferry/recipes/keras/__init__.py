@@ -1,0 +1,1 @@
+"""Models in Keras 3, each in a file of its own, for any back end that ferry drives."""

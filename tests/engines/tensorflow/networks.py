@@ -1,0 +1,203 @@
+"""Small Keras models that between them do what a training step may do, and the steps that train them under any decisions."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
+from tensorferry.engines.tensorflow.planned import carry_out
+from tensorferry.engines.tensorflow.record import Recording, record
+from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.plan import Decision, Machine, TierSpeed
+from tensorferry.tiers import open_tier
+
+SMALLEST_NBYTES = 4096  # so that even the tensors of these little models move
+MACHINE = Machine("any", 2**30, (TierSpeed("disk", 1e9, 1e9),), {"fp32": 1e11}, 1e10)
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str
+    build: Callable[[], keras.Model]
+    batch: Callable[[], tuple[np.ndarray, np.ndarray]]
+    loss: str = "sparse_categorical_crossentropy"
+    optimizer: str = "adam"
+
+
+def images() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.random((4, 16, 16, 3), "float32"), rng.integers(5, size=4)
+
+
+def volumes() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    x = rng.random((1, 16, 16, 16, 1), "float32")
+    return x, (x > 0.5).astype("float32")
+
+
+def tokens() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(1)
+    return rng.integers(32, size=(4, 24)), rng.integers(5, size=4)
+
+
+def residual(dropout: float = 0.0) -> keras.Model:
+    """Convolutions with and without bias, batch norm, a sum and pooling."""
+    inputs = keras.Input((16, 16, 3))
+    stem = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
+    y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same", use_bias=False)(stem)))
+    y = layers.Dropout(dropout, seed=3)(y)
+    y = layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(y))
+    y = layers.MaxPooling2D()(layers.ReLU()(layers.Add()([y, stem])))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(y)))
+
+
+def unet() -> keras.Model:
+    """A skip connection over the whole forward pass, and a concatenation."""
+    inputs = keras.Input((16, 16, 16, 1))
+    skip = layers.ReLU()(layers.BatchNormalization()(layers.Conv3D(8, 3, padding="same", use_bias=False)(inputs)))
+    deep = layers.Conv3D(16, 3, padding="same", activation="relu")(layers.MaxPooling3D()(skip))
+    joined = layers.Concatenate()([skip, layers.Conv3DTranspose(8, 2, strides=2)(deep)])
+    return keras.Model(inputs, layers.Conv3D(1, 1, activation="sigmoid")(layers.Conv3D(8, 3, padding="same")(joined)))
+
+
+def transformer() -> keras.Model:
+    """Embedding, attention, layer norm, GELU and dropout."""
+    inputs = keras.Input((24,), dtype="int32")
+    h = layers.Embedding(32, 32)(inputs)
+    h = layers.Add()([h, layers.MultiHeadAttention(2, 16, dropout=0.1, seed=5)(h, h)])
+    h = layers.LayerNormalization()(h)
+    h = layers.Add()([h, layers.Dense(32)(layers.Dense(64, activation="gelu")(h))])
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling1D()(h)))
+
+
+def recurrent() -> keras.Model:
+    """A loop inside the graph beside layers that can be planned."""
+    return keras.Sequential(
+        [
+            keras.Input((24,), dtype="int32"),
+            layers.Embedding(32, 32),
+            layers.Dense(64, activation="relu"),
+            layers.LSTM(16),
+            layers.Dense(5, activation="softmax"),
+        ]
+    )
+
+
+def under_bfloat16() -> keras.Model:
+    with _policy("mixed_bfloat16"):
+        return residual()
+
+
+@contextmanager
+def _policy(name: str) -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class Subclassed(keras.Model):
+    """A model that says itself what a step is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = residual()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.body(x, training=training)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            both = self(x, training=True), self(tf.reverse(x, [0]), training=True)
+            loss = self.compute_loss(y=y, y_pred=both[0]) + tf.reduce_mean(tf.square(both[1]))
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+NETWORKS = [
+    Network("residual", residual, images),
+    Network("dropout", lambda: residual(0.3), images),
+    Network("unet", unet, volumes, "binary_crossentropy"),
+    Network("transformer", transformer, tokens),
+    Network("recurrent", recurrent, tokens),
+    Network("mixed_bfloat16", under_bfloat16, images),
+    Network("subclassed, own train_step", Subclassed, images, optimizer="sgd"),
+]
+
+
+def compiled(network: Network) -> keras.Model:
+    """A fresh model, the same every time."""
+    keras.utils.set_random_seed(0)
+    model = network.build()
+    model.compile(network.optimizer, network.loss, jit_compile=False)
+    if not model.built:
+        model.build(network.batch()[0].shape)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def bits(model: keras.Model) -> list[bytes]:
+    """Every weight and every piece of optimizer state, bit for bit."""
+    return [np.asarray(v).tobytes() for v in (*model.weights, *model.optimizer.variables)]
+
+
+class Bench:
+    """One model's traced step, ready to run under any decisions."""
+
+    def __init__(self, network: Network, leave: tuple[str, ...] = ()) -> None:
+        self.model = compiled(network)
+        self.data = tuple(tf.constant(part) for part in network.batch())
+        self.variables = [*self.model.variables, *self.model.optimizer.variables]
+        self.start = [np.asarray(v) for v in self.variables]
+        self.concrete = tf.function(self.model.train_step).get_concrete_function(self.data)
+        self.recording: Recording = record(self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave)
+        self.tier = open_tier("auto")
+        self.crossings = Crossings(self.tier, Device(0), 30.0)
+        self.edit = Edit(self.concrete.graph)
+
+    def run_plain(self, num_steps: int = 3) -> tuple[list[float], list[bytes]]:
+        return self._run(lambda: self.concrete(self.data), num_steps)
+
+    def run(self, decisions: Any, num_steps: int = 3, gate_all: bool = False) -> tuple[list[float], list[bytes]]:
+        stops = carry_out(self.recording, decisions, self.edit, self.crossings, min_nbytes=SMALLEST_NBYTES, gate_all=gate_all)
+        function = self.edit.make_function(self.concrete.function_type)
+
+        def step() -> Any:
+            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=gate_all)
+            logs = function(self.data)
+            self.diary = self.crossings.end_step()
+            return logs
+
+        try:
+            return self._run(step, num_steps)
+        finally:
+            self.edit.undo()
+
+    def _run(self, step: Callable[[], Any], num_steps: int) -> tuple[list[float], list[bytes]]:
+        for variable, value in zip(self.variables, self.start, strict=True):
+            variable.assign(value)
+        self.model.reset_metrics()
+        with same_rewrites():
+            losses = [float(step()["loss"]) for _ in range(num_steps)]
+        return losses, bits(self.model)
+
+    def decide(self, choose: Callable[[int], Decision]) -> list[Decision]:
+        return [choose(s) for s in self.recording.trace.movable]
+
+    def close(self) -> None:
+        self.crossings.close()
+        self.tier.close()

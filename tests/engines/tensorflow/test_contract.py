@@ -1,0 +1,65 @@
+"""The engine's contract: whatever moves, every bit of every result stays."""
+
+from collections.abc import Iterator
+
+import pytest
+from networks import MACHINE, NETWORKS, Bench, Network
+
+from tensorferry.plan import Action, Decision, Machine, TierSpeed, find_floor, make_plan
+from tensorferry.plan.replay import find_replays
+from tensorferry.plan.tables import make_tables
+
+
+@pytest.fixture(scope="module", params=NETWORKS, ids=lambda network: network.name)
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    network: Network = request.param
+    bench = Bench(network)
+    yield bench
+    bench.close()
+
+
+def _swap(bench: Bench, s: int) -> Decision:
+    storage = bench.recording.trace.storages[s]
+    return Decision(s, Action.SWAP, storage.nbytes, fetch_at=storage.wanted_at)
+
+
+def test_results_are_identical_when_everything_is_swapped_and_watched(bench: Bench) -> None:
+    plain = bench.run_plain()
+    assert len(bench.recording.trace.movable) > 3
+    swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gate_all=True)
+    assert len(bench.diary.copies) == 2 * len(bench.recording.trace.movable)
+    assert swapped == plain
+
+
+@pytest.mark.parametrize("slow_link", [False, True], ids=["fast link", "slow link"])
+def test_results_are_identical_under_a_tight_plan(bench: Bench, slow_link: bool) -> None:
+    trace = bench.recording.trace
+    floor_nbytes = find_floor(trace).nbytes
+    budget_nbytes = floor_nbytes + (trace.plain_peak_nbytes - floor_nbytes) // 5
+    machine = Machine("slow", 2**30, (TierSpeed("disk", 1e5, 1e5),)) if slow_link else MACHINE
+    plan = make_plan(trace, budget_nbytes, machine)
+    assert plan.nbytes(Action.SWAP) + plan.nbytes(Action.RECOMPUTE) > 0
+    assert bench.run(plan.decisions) == bench.run_plain()
+
+
+def test_results_are_identical_when_all_is_recomputed_that_can_be(bench: Bench) -> None:
+    replays = find_replays(make_tables(bench.recording.trace))
+    storages = bench.recording.trace.storages
+
+    def choose(s: int) -> Decision:
+        nbytes = storages[s].nbytes
+        if s not in replays:
+            return Decision(s, Action.KEEP, nbytes)
+        return Decision(s, Action.RECOMPUTE, nbytes, replay=replays[s].ops, sources=replays[s].sources)
+
+    assert bench.run(bench.decide(choose)) == bench.run_plain()
+
+
+def test_an_edit_that_was_undone_leaves_the_graph_as_it_was(bench: Bench) -> None:
+    before = [(op.name, [t.name for t in op.inputs], [c.name for c in op.control_inputs]) for op in _ops(bench)]
+    bench.run(bench.decide(lambda s: _swap(bench, s)), num_steps=1)
+    assert [(op.name, [t.name for t in op.inputs], [c.name for c in op.control_inputs]) for op in _ops(bench)] == before
+
+
+def _ops(bench: Bench) -> list:
+    return [op for op in bench.concrete.graph.get_operations() if not op.name.startswith("tensorferry/")]

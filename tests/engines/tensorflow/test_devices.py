@@ -1,0 +1,79 @@
+"""The form for an accelerator, on two logical CPU devices: both nodes of a swap are on the host, and the way back waits."""
+
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = """
+    import os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    from tensorflow.python.eager import context
+    from networks import MACHINE
+    from tensorferry.engines.tensorflow.device import Device
+    from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
+    from tensorferry.engines.tensorflow.planned import carry_out
+    from tensorferry.engines.tensorflow.record import record
+    from tensorferry.engines.tensorflow.swap import Crossings
+    from tensorferry.plan import Action, Decision
+    from tensorferry.tiers import open_tier
+
+    with tf.device("CPU:1"):
+        weight = tf.Variable(tf.random.stateless_normal((64, 64), (1, 2)))
+
+    def step(x):
+        with tf.device("CPU:1"), tf.GradientTape() as tape:
+            h = x
+            for _ in range(4):
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_sum(h)
+        with tf.device("CPU:1"):
+            weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    x = tf.random.stateless_normal((64, 64), (3, 4))
+    concrete = tf.function(step).get_concrete_function(x)
+    recording = record(concrete.graph, min_nbytes=4096, machine=MACHINE)
+    trace = recording.trace
+    assert trace.movable
+    crossings, edit = Crossings(open_tier("auto"), Device(0), 30.0), Edit(concrete.graph)
+    decisions = [Decision(s, Action.SWAP, trace.storages[s].nbytes, trace.storages[s].wanted_at) for s in trace.movable]
+    stops = carry_out(recording, decisions, edit, crossings, min_nbytes=4096, gate_all=True)
+    swapped = edit.make_function(concrete.function_type)
+    context.context().enable_graph_collection()
+    start = weight.numpy()
+    with same_rewrites():
+        crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=False)
+        losses = [float(swapped(x))]
+        diary = crossings.end_step()
+        graphs = [g for f in context.context().export_run_metadata().function_graphs for g in f.partition_graphs]
+        moved = weight.numpy()
+        weight.assign(start)
+        losses.append(float(concrete(x)))
+    assert losses[0] == losses[1]
+    assert (moved == weight.numpy()).all()
+    assert len(diary.copies) == 2 * len(trace.movable)
+    nodes = {n.name: n for g in graphs for n in g.node}
+    back = [n for n in nodes.values() if n.name.startswith("tensorferry/back") and n.op == "PlaceholderWithDefault"]
+    assert len(back) == len(trace.movable), "a swap did not survive Grappler"
+    ours = [n for n in nodes.values() if n.op in ("PyFunc", "Empty")]
+    assert all("CPU:0" in n.device for n in (*back, *ours))
+    assert all(any(i.startswith("^tensorferry/gate") for i in n.input) for n in back), "a way back does not wait for its gate"
+    assert any("CPU:1" in n.device and n.op == "_Recv" for n in nodes.values())
+    print("survived", len(back))
+    os._exit(0)
+"""
+
+
+def test_swaps_survive_partitioning_and_wait_for_their_gate() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{textwrap.dedent(PROGRAM)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "survived" in done.stdout

@@ -1,0 +1,82 @@
+"""Budgets that hold, measured from outside the engine in fresh processes."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+    import json, os, sys, warnings
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras import layers
+    import tensorferry as ferry
+    from tensorferry.engines.resident import ResidentMeter
+
+    tf.config.experimental.enable_op_determinism()
+
+    def build(edge, base):
+        def block(x, filters):
+            for _ in range(2):
+                x = layers.Conv3D(filters, 3, padding="same", use_bias=False)(x)
+                x = layers.ReLU()(layers.BatchNormalization()(x))
+            return x
+
+        inputs = keras.Input((edge, edge, edge, 1))
+        skip = block(inputs, base)
+        middle = block(layers.MaxPooling3D()(skip), 2 * base)
+        x = block(layers.Concatenate()([skip, layers.Conv3DTranspose(base, 2, strides=2)(middle)]), base)
+        model = keras.Model(inputs, layers.Conv3D(1, 1, activation="sigmoid")(x))
+        model.compile("adam", "binary_crossentropy", jit_compile=False)
+        return model
+
+    def data(edge):
+        x = np.random.default_rng(0).random((1, edge, edge, edge, 1), "float32")
+        return tf.data.Dataset.from_tensors((x, (x > 0.5).astype("float32")))
+
+    warnings.simplefilter("ignore")
+    build(16, 2).fit(data(16), verbose=0)
+    _ = ferry.LargeModel
+    meter = ResidentMeter()
+    meter.reset_peak()
+    before = meter.now_nbytes()
+    keras.utils.set_random_seed(0)
+    model, budget = build(64, 16), int(sys.argv[1])
+    big = ferry.LargeModel(budget=budget)
+    with ferry.tensorflow.same_rewrites():
+        history = model.fit(data(64).repeat(5), verbose=0, callbacks=[big] if budget else [])
+    peak = meter.peak_nbytes() - before
+    report = big.report() if budget else None
+    weights = b"".join(np.asarray(v).tobytes() for v in model.weights)
+    import hashlib
+    print(json.dumps({"loss": history.history["loss"], "weights": hashlib.sha256(weights).hexdigest(), "peak": peak,
+                      "moved": report.moved.swapped_nbytes + report.moved.recomputed_nbytes if report else 0}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def _train(budget_nbytes: int) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_measured_peak_stays_within_a_tight_budget_with_the_same_bits() -> None:
+    plain = _train(0)
+    tight = _train(int(0.8 * plain["peak"]))
+    assert tight["moved"] > 0
+    assert tight["peak"] <= 0.8 * plain["peak"]
+    assert tight["loss"] == plain["loss"]
+    assert tight["weights"] == plain["weights"]

@@ -1,0 +1,97 @@
+"""From a graph to a trace."""
+
+import networks
+import pytest
+import tensorflow as tf
+from networks import MACHINE, NETWORKS, SMALLEST_NBYTES, Bench, compiled
+
+import tensorferry as ferry
+import tensorferry.plan.tables
+from tensorferry.trace import Kind, Phase
+
+
+@pytest.fixture(scope="module")
+def bench():
+    bench = Bench(NETWORKS[0])
+    yield bench
+    bench.close()
+
+
+def test_the_trace_of_a_graph_is_sound_and_has_all_phases_and_kinds(bench: Bench) -> None:
+    trace = bench.recording.trace.check()
+    assert {op.phase for op in trace.ops} == set(Phase)
+    assert {Kind.ACTIVATION, Kind.INPUT, Kind.PARAMETER, Kind.OPTIMIZER, Kind.GRADIENT} <= {s.kind for s in trace.storages}
+    assert trace.framework == "tensorflow"
+    assert not any(trace.storages[s].was_there for s in trace.movable)
+
+
+def test_a_convolution_and_its_bias_are_one_unit_and_so_are_their_gradients(bench: Bench) -> None:
+    fused = [tuple(op.type for op in unit.ops) for unit in bench.recording.layout.units if unit.fused]
+    assert ("Conv2D", "BiasAdd", "Relu") in fused
+    assert ("Conv2DBackpropFilter", "BiasAddGrad") in fused
+
+
+def test_gradients_are_applied_before_the_step_ends(bench: Bench) -> None:
+    phases = [op.phase for op in bench.recording.trace.ops]
+    assert phases.index(Phase.OPTIMIZER) < len(phases) - 1 - phases[::-1].index(Phase.BACKWARD)
+
+
+def test_every_op_reads_what_an_earlier_op_made(bench: Bench) -> None:
+    trace = bench.recording.trace
+    for i, op in enumerate(trace.ops):
+        assert all(trace.storages[s].was_there or trace.storages[s].writers[0] < i for s in op.inputs)
+
+
+def test_the_modelled_memory_is_what_the_allocator_hands_out() -> None:
+    """A recorded step holds, at every gate, what the trace says: little is left unexplained."""
+    network = networks.Network("wide", networks.unet, _wide_volumes, "binary_crossentropy")
+    bench = Bench(network)
+    trace = bench.recording.trace
+    swap = [
+        ferry.plan.Decision(s, ferry.plan.Action.SWAP, trace.storages[s].nbytes, trace.storages[s].wanted_at)
+        for s in trace.movable
+    ]
+    bench.run(swap, num_steps=2, gate_all=True)
+    tables = ferry.plan.tables.make_tables(trace)
+    start = bench.diary.probes[0].left_nbytes
+    wrong = [
+        abs(probe.left_nbytes - start - int(tables.lowest[i] - tables.demand_nbytes[i] - tables.start_nbytes))
+        for i, probe in bench.diary.probes.items()
+    ]
+    bench.close()
+    assert sorted(wrong)[len(wrong) // 2] < trace.plain_peak_nbytes / 10
+
+
+def _wide_volumes():
+    x, y = networks.volumes()
+    return x.repeat(4, 0), y.repeat(4, 0)
+
+
+def test_loops_are_left_alone_and_the_notes_say_so() -> None:
+    from tensorferry.engines.tensorflow.notes import notes_on
+
+    bench = Bench(next(network for network in NETWORKS if network.name == "recurrent"))
+    bench.close()
+    (note,) = notes_on(bench.recording)
+    assert "While" in note
+    assert "are not planned" in note
+
+
+def test_names_that_match_a_pattern_stay(bench: Bench) -> None:
+    other = Bench(NETWORKS[0], leave=("re_lu*",))
+    other.close()
+    labels = {other.recording.trace.storages[s].label for s in other.recording.trace.movable}
+    assert any("re_lu" in bench.recording.trace.storages[s].label for s in bench.recording.trace.movable)
+    assert not any("/re_lu" in label for label in labels)
+
+
+def test_a_keras_model_is_captured_without_running_it() -> None:
+    model = compiled(NETWORKS[0])
+    before = networks.bits(model)
+    x, y = NETWORKS[0].batch()
+    trace = ferry.capture(model, (x, y), machine=MACHINE, min_nbytes=SMALLEST_NBYTES)
+    assert not trace.measured
+    assert trace.movable
+    huge = ferry.capture(model, (tf.TensorSpec((4096, 16, 16, 3)), tf.TensorSpec((4096,), tf.int64)), machine=MACHINE)
+    assert huge.plain_peak_nbytes > 500 * trace.plain_peak_nbytes
+    assert networks.bits(model) == before

@@ -1,0 +1,204 @@
+"""The callback on the TensorFlow back end: everything `fit` can do, with the same bits and no trace left behind."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "tensorflow"))
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from networks import NETWORKS, bits, compiled
+
+import tensorferry as ferry
+
+BUDGET = "8GiB"  # roomy: the first step swaps everything all the same
+NETWORK = NETWORKS[0]
+
+
+def _data(num: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    return rng.random((num, 16, 16, 3), "float32"), rng.integers(5, size=num)
+
+
+def _callback(**settings: Any) -> ferry.LargeModel:
+    return ferry.LargeModel(**{"budget": BUDGET, "min_nbytes": 4096} | settings)
+
+
+def _fit(callback: ferry.LargeModel | None, model: keras.Model | None = None, **settings: Any) -> tuple[keras.Model, dict]:
+    model = model or compiled(NETWORK)
+    x, y = _data()
+    arguments = {"x": x, "y": y, "batch_size": 4, "epochs": 2, "verbose": 0, "shuffle": False} | settings
+    callbacks = [callback] if callback else []
+    with ferry.tensorflow.same_rewrites():
+        history = model.fit(**arguments, callbacks=callbacks)
+    return model, history.history
+
+
+def _dataset(batch_size: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(_data()).batch(batch_size, drop_remainder=batch_size == 4)
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "arrays": {},
+    "validation data": {"validation_data": _data(4)},
+    "class weights": {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0, 4: 3.0}},
+    "tf.data": {"x": _dataset(4), "y": None, "batch_size": None, "shuffle": True},
+}
+RAGGED: dict[str, dict[str, Any]] = {
+    "arrays": {"batch_size": 5},
+    "tf.data": {"x": _dataset(5), "y": None, "batch_size": None, "shuffle": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.parametrize("name", RAGGED)
+def test_a_partial_last_batch_gives_the_bits_of_a_graph_of_its_own_size(name: str) -> None:
+    """Keras would trace one graph for all sizes, which rounds otherwise; a plan has one for each."""
+    model, _ = _fit(_callback(), **RAGGED[name])
+    plain = compiled(NETWORK)
+    step = tf.function(plain.train_step)
+    with ferry.tensorflow.same_rewrites():
+        for _ in range(2):
+            for batch in _dataset(5):
+                step(batch)
+    assert bits(model) == bits(plain)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.parametrize("name", CALLS)
+def test_fit_gives_the_same_bits_and_the_same_history(name: str) -> None:
+    callback = _callback()
+    model, history = _fit(callback, **CALLS[name])
+    plain, plain_history = _fit(None, **CALLS[name])
+    assert bits(model) == bits(plain)
+    assert history == plain_history
+    report = callback.report()
+    assert report.num_steps >= 6
+    assert report.plan is not None
+    assert "Fits" in str(report)
+
+
+def test_several_steps_in_one_execution_give_the_same_bits() -> None:
+    models = []
+    for callback in (_callback(), None):
+        model = compiled(NETWORK)
+        model.steps_per_execution = 2
+        models.append(_fit(callback, model)[0])
+    assert bits(models[0]) == bits(models[1])
+
+
+def test_a_second_fit_with_evaluate_and_predict_between_gives_the_same_bits() -> None:
+    models = []
+    for callback in (_callback(), None):
+        model, _ = _fit(callback)
+        model.evaluate(*_data(4), verbose=0)
+        model.predict(_data(4)[0], verbose=0)
+        models.append(_fit(callback, model)[0])
+    assert bits(models[0]) == bits(models[1])
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves variables so
+def test_training_leaves_no_trace_on_the_model(tmp_path: Path) -> None:
+    model = compiled(NETWORK)
+    before = set(vars(model))
+    _fit(_callback(), model)
+    plain, _ = _fit(None)
+    assert set(vars(model)) <= before | set(vars(plain))
+    assert type(model.train_function) is type(plain.train_function)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    x, _ = _data(4)
+    assert (loaded(x).numpy() == model(x).numpy()).all()
+    model.export(tmp_path / "exported", verbose=False)
+    assert (tmp_path / "exported" / "saved_model.pb").exists()
+
+
+def test_a_failing_step_gives_the_model_its_own_function_back() -> None:
+    model = compiled(NETWORK)
+    model.make_train_function()
+    own = model.train_function
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+        _fit(_callback(), model, y=np.full(12, 99))
+    assert model.train_function is own
+
+
+def test_xla_is_turned_off_with_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    model = compiled(NETWORK)
+    model.compile("adam", NETWORK.loss, jit_compile=True)
+    callback = _callback()
+    _fit(callback, model, epochs=1)
+    assert "XLA" in caplog.text
+    assert any("XLA" in note for note in callback.report().notes)
+
+
+def test_another_back_end_is_refused_with_what_to_use_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ferry.NotSupported, match="KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"):
+        _callback().on_train_begin()
+
+
+def test_running_eagerly_is_refused() -> None:
+    model = compiled(NETWORK)
+    model.compile("adam", NETWORK.loss, run_eagerly=True)
+    with pytest.raises(ferry.NotSupported, match="run_eagerly"):
+        _fit(_callback(), model)
+
+
+def test_a_budget_below_the_floor_names_the_op_and_the_smallest_budget() -> None:
+    with pytest.raises(ferry.BudgetTooSmall, match="alone holds") as caught:
+        _fit(_callback(budget="17MiB"))
+    assert caught.value.smallest_nbytes > 17 * 2**20
+
+
+def test_a_tier_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ferry.BadTier, match="does not exist"):
+        _fit(_callback(tier=f"disk:{tmp_path / 'nowhere'}"))
+
+
+def test_a_tier_that_fails_under_way_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorferry.tiers.files import FileTier
+
+    def lose(self: FileTier, slot: object, block: object) -> None:
+        raise ferry.TierLost("the disk is gone")
+
+    monkeypatch.setattr(FileTier, "read_into", lose)
+    with pytest.raises(ferry.TierLost, match="the disk is gone"):
+        _fit(_callback())
+
+
+def test_recompute_can_be_turned_off_and_copies_started_earlier() -> None:
+    callback = _callback(recompute=False, fetch_ahead=4, leave=("dense*",))
+    model, _ = _fit(callback)
+    assert bits(model) == bits(_fit(None)[0])
+    assert callback.report().moved.recomputed_nbytes == 0
+
+
+def test_nothing_to_report_before_fit() -> None:
+    with pytest.raises(RuntimeError, match="pass this callback to fit first"):
+        _callback().report()
+
+
+def _own_step(model: keras.Model) -> Any:
+    def train_step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return train_step
+
+
+def test_a_function_of_an_own_loop_gives_the_same_bits() -> None:
+    x, y = map(tf.constant, _data(4))
+    outcomes = []
+    for wrap in (lambda f: ferry.tensorflow.large_function(f, budget=BUDGET, min_nbytes=4096), tf.function):
+        model = compiled(NETWORK)
+        step = wrap(_own_step(model))
+        with ferry.tensorflow.same_rewrites():
+            losses = [float(step(x, y)) for _ in range(4)]
+        outcomes.append((losses, bits(model)))
+    assert outcomes[0] == outcomes[1]

@@ -1,0 +1,53 @@
+"""The callback on Keras' torch back end; a back end is chosen once a process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+TORCH = """
+    import warnings
+    import keras, numpy as np, torch
+    import tensorferry as ferry
+
+    def train(callbacks):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([
+            keras.Input((16, 16, 3)),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(5, activation="softmax"),
+        ])
+        model.compile("adam", "sparse_categorical_crossentropy")
+        rng = np.random.default_rng(1)
+        x, y = rng.random((8, 16, 16, 3), "float32"), rng.integers(5, size=8)
+        model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
+        return [w.detach().numpy().tobytes() for w in (v.value for v in model.weights)], model
+
+    big = ferry.LargeModel(budget="8GiB", min_nbytes=4096)
+    large, model = train([big])
+    plain, _ = train([])
+    assert large == plain
+    assert big.report().num_steps >= 5
+    assert torch.ones(3, requires_grad=True).square().sum().backward() is None
+    print("equal", "Fits" in str(big.report()))
+"""
+
+
+def _run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=os.environ | {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_on_the_torch_back_end_the_callback_drives_the_torch_engine() -> None:
+    assert _run(TORCH).strip() == "equal True"
