@@ -21,6 +21,8 @@ from tensorferry.trace import Trace
 
 def forecast(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], min_nbytes: int) -> Trace:
     """The trace of forward and backward on these inputs; `NotTraceable` where fake tensors cannot follow."""
+    if any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
+        raise NotTraceable("Keras copies a model by saving it, which takes memory of its own")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
