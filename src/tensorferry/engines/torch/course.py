@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from tensorferry.engines.torch.planned import PlannedStep, Schedule
-from tensorferry.engines.torch.record import RecordingStep
-from tensorferry.plan import Action, Machine, Timeline, find_floor, make_plan, simulate
+from tensorferry.engines.torch.record import Recorder, RecordingStep
+from tensorferry.errors import BudgetTooSmall
+from tensorferry.plan import Action, Machine, Plan, Timeline, find_floor, make_plan, simulate
 from tensorferry.report import Counters
 from tensorferry.trace import Trace
 
@@ -20,6 +21,7 @@ _MAX_PLANS = 12
 _MAX_RECORDS = 4  # a kind of step that keeps changing is not recorded for ever
 _LATE_SHARE = 0.05  # of the step, lost in waiting: worth another plan
 _REMEMBERED_STEPS = 5
+_LOOSE_STALL_SHARE = 0.05  # of the step: more waiting than this costs more than fresh pages do
 
 
 class Course:
@@ -83,13 +85,29 @@ class Course:
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
         careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(floor.nbytes, limit_nbytes))
-        plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
+        loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
+        trace, plan = loose or (self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute))
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
-        freed_nbytes = recorder.freed_nbytes if may_reuse else None
-        self.schedule = Schedule(self.trace, plan, recorder.funcs, recorder.saved_rows, step.states, freed_nbytes)
-        self.predicted = simulate(self.trace, plan, machine)
+        self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed=loose is not None)
+        self.predicted = simulate(trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False
+
+    def _plan_loosely(
+        self, recorder: Recorder, budget_nbytes: int, machine: Machine, recompute: bool
+    ) -> tuple[Trace, Plan] | None:
+        """A plan with room for freed memory to be kept and used again, which saves the time to clear fresh pages.
+
+        None where that does not fit, or costs more waiting than it is worth.
+        """
+        assert self.trace is not None
+        ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self.trace.ops, recorder.loose_nbytes, strict=True))
+        loose = replace(self.trace, ops=ops)
+        try:
+            plan = make_plan(loose, budget_nbytes, machine, recompute=recompute)
+        except BudgetTooSmall:
+            return None
+        return (loose, plan) if plan.stall_seconds <= _LOOSE_STALL_SHARE * plan.step_seconds else None
 
     def end_planned(self, step: PlannedStep, peak_nbytes: int) -> None:
         """A planned step of this kind has run; `peak_nbytes` is 0 where it was not measured."""

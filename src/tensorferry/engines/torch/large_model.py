@@ -218,13 +218,15 @@ class LargeModel:
             if course.wants_plan:
                 self._plan(course)
             step: RecordingStep | PlannedStep
+            reuses_freed = False
             if course.wants_record or course.schedule is None:
                 step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states)
             else:
                 step = PlannedStep(self._store, self._states, course.schedule, self._limit_nbytes)
+                reuses_freed = course.schedule.reuses_freed
                 if not course.settled:
                     self._device.reset_peak()
-            self._device.return_freed(at_once=True)
+            self._device.return_freed(at_once=not reuses_freed)
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(step, persistent_blocks(self._model))

@@ -33,7 +33,7 @@ class Schedule:
     funcs: list[Any]
     saved_storages: list[int]  # by ordinal
     states: list[tuple[StateStorage, int]]  # of the optimizer, each with its place in the trace
-    freed_nbytes: list[int] | None  # what each op frees while it runs and could take again; None: it must be given back
+    reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
 
     @cached_property
     def demand_nbytes(self) -> list[int]:
@@ -136,12 +136,10 @@ class PlannedStep:
         position = self._position
         self._position += 1
         planned = self.on_plan and self._expects(position, func)
-        may_keep = False
         if planned:
             with self.store.lock:
-                may_keep = self._prepare(position)
+                self._prepare(position)
         self._await_states(args, kwargs)
-        self.store.device.return_freed(at_once=not may_keep)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
         out = run_op(func, args, kwargs)
@@ -199,8 +197,7 @@ class PlannedStep:
         self.on_plan = position > self.schedule.last_wanted
         return False
 
-    def _prepare(self, position: int) -> bool:
-        """Fetch what is due and make room for an op; whether there is room for what it frees while it runs, too."""
+    def _prepare(self, position: int) -> None:
         schedule = self.schedule
         demand_nbytes = schedule.demand_nbytes[position]
         for item in schedule.fetches.get(position, ()):
@@ -218,9 +215,6 @@ class PlannedStep:
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
-        # memory that is used again needs no clearing, which saves the time that fresh pages take
-        freed = schedule.freed_nbytes
-        return freed is not None and held_nbytes + demand_nbytes + freed[position] <= self.limit_nbytes
 
     def _fetch(self, item: SavedStorage | StateStorage) -> None:
         if isinstance(item, SavedStorage):

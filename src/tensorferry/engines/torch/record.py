@@ -76,7 +76,7 @@ class Recorder:
         self.rows: list[_Row] = []
         self.ops: list[Op] = []
         self.funcs: list[Any] = []
-        self.freed_nbytes: list[int] = []  # at most what each op frees while it runs
+        self.loose_nbytes: list[int] = []  # each op's workspace if nothing that it frees were given back or used again
         self.saved_rows: list[int] = []  # by the ordinal of the save
         self.inputs: list[tuple[int, int]] = []  # address and bytes of what the step read and nobody in it made
         self._device = device
@@ -123,7 +123,7 @@ class Recorder:
         flops = _count_flops(func, args, kwargs, out)
         touched = sum(self.rows[row].nbytes for row in (*inputs, *written))
         workspace_nbytes = max(0, workspace(new_nbytes))
-        self.freed_nbytes.append(max(0, touched_nbytes - new_nbytes - workspace_nbytes))
+        self.loose_nbytes.append(max(workspace_nbytes, touched_nbytes - new_nbytes))
         self.ops.append(
             Op(
                 name=name,
