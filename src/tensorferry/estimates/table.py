@@ -1,15 +1,15 @@
 """An estimate for a terminal: a row a machine, and below it how far the model can go."""
 
-import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tensorferry.plan import Action, Lane
+from tensorferry.report.table import render_parts
 from tensorferry.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -95,13 +95,7 @@ def text_parts(estimate: "Estimate") -> Iterator[RenderableType]:
 
 def render_text(estimate: "Estimate") -> str:
     """The estimate as plain text of at most `NUM_COLUMNS` columns."""
-    file = io.StringIO()
-    console = Console(
-        file=file, width=NUM_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
-    )
-    for part in text_parts(estimate):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip()
+    return render_parts(text_parts(estimate), NUM_COLUMNS)
 
 
 def _short(rate: float) -> str:

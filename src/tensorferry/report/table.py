@@ -1,7 +1,7 @@
 """The report for a terminal: a small table of planned beside measured, and what there is to know besides."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -41,10 +41,15 @@ def text_parts(report: "Report") -> Iterator[RenderableType]:
 
 def render_text(report: "Report") -> str:
     """The report as plain text of at most `NUM_COLUMNS` columns."""
+    return render_parts(text_parts(report), NUM_COLUMNS)
+
+
+def render_parts(parts: Iterable[RenderableType], num_columns: int) -> str:
+    """What a terminal of that width would show, as plain text."""
     file = io.StringIO()
     console = Console(
-        file=file, width=NUM_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+        file=file, width=num_columns, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
     )
-    for part in text_parts(report):
+    for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip()

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tensorferry.engines.margin import Margin
 from tensorferry.engines.tensorflow.course import Course
 from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
@@ -29,8 +30,8 @@ from tensorferry.units import parse_bytes
 
 MIN_NBYTES = 2**20
 _AUTO_SHARE = 0.9  # of what is free
-_MARGIN_SHARE = 0.06  # of the budget: the allocator hands out up to twice what was asked for, as its holes have it
-_MARGIN_MIN_NBYTES = 16 * 2**20
+# the allocator hands out up to twice what was asked for, as its holes have it
+_MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 _OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
 _MAX_COURSES = 8  # kinds of step remembered
 
@@ -180,12 +181,11 @@ class LargeFunction:
     def _refuse_below_floor(self, trace: Trace) -> None:
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            smallest_nbytes = floor.nbytes + max(_MARGIN_MIN_NBYTES, int(floor.nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=smallest_nbytes))
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
 
     @property
     def _limit_nbytes(self) -> int:
-        return self.budget_nbytes - max(_MARGIN_MIN_NBYTES, int(self.budget_nbytes * _MARGIN_SHARE))
+        return _MARGIN.limit_of(self.budget_nbytes)
 
     # what a user asks
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tensorferry.engines.margin import Margin
 from tensorferry.engines.torch.course import Course, with_overhead
 from tensorferry.engines.torch.forecast import forecast
 from tensorferry.engines.torch.notes import floor_notes
@@ -31,8 +32,8 @@ from tensorferry.report import Counters, Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
-_MARGIN_SHARE = 0.01  # of the budget, for what the kernel's page counts and small allocations add
-_MARGIN_MIN_NBYTES = 6 * 2**20  # building a model touches a few MiB that are not its tensors
+# for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
+_MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
 _MAX_COURSES = 32  # kinds of step remembered
 
 
@@ -269,7 +270,7 @@ class LargeModel:
     def _refuse_below_floor(self, trace: Trace) -> None:
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_with_margin(floor.nbytes)))
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
 
     # what a user asks
 
@@ -281,7 +282,7 @@ class LargeModel:
 
     @property
     def _limit_nbytes(self) -> int:
-        return _without_margin(self.budget_nbytes)
+        return _MARGIN.limit_of(self.budget_nbytes)
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
@@ -305,16 +306,6 @@ class LargeModel:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
-
-
-def _without_margin(budget_nbytes: int) -> int:
-    """What a plan for a budget may count on."""
-    return budget_nbytes - max(_MARGIN_MIN_NBYTES, int(budget_nbytes * _MARGIN_SHARE))
-
-
-def _with_margin(limit_nbytes: int) -> int:
-    """The smallest budget from which a plan may count on that much."""
-    return limit_nbytes + max(_MARGIN_MIN_NBYTES, int(limit_nbytes * _MARGIN_SHARE / (1 - _MARGIN_SHARE)) + 1)
 
 
 @contextmanager
