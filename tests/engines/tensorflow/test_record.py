@@ -59,12 +59,13 @@ def test_the_modelled_memory_is_what_the_allocator_hands_out() -> None:
         for i, probe in bench.diary.probes.items()
     ]
     bench.close()
-    assert sorted(wrong)[len(wrong) // 2] < trace.plain_peak_nbytes / 10
+    assert sorted(wrong)[len(wrong) // 2] < trace.plain_peak_nbytes / 50
 
 
 def _wide_volumes():
+    """So wide that every activation is an allocation of its own: TensorFlow serves small ones from pools it counts whole."""
     x, y = networks.volumes()
-    return x.repeat(4, 0), y.repeat(4, 0)
+    return x.repeat(16, 0), y.repeat(16, 0)
 
 
 def test_loops_are_left_alone_and_the_notes_say_so() -> None:
