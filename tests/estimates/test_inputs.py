@@ -35,5 +35,6 @@ def test_anything_else_is_refused_with_an_example(text: str, says: str) -> None:
 def test_the_resolution_is_what_follows_the_channels_or_the_length_of_a_text() -> None:
     assert Input((8, 3, 100, 200)).with_edge(400) == Input((8, 3, 200, 400))
     assert Input((1, 1, 64, 64, 64)).with_edge(96) == Input((1, 1, 96, 96, 96))
+    assert Input((8, 100, 200, 3)).with_edge(400) == Input((8, 200, 400, 3))  # channels last
     assert Input((8, 128), "int64").with_edge(512) == Input((8, 512), "int64")
     assert Input((8, 3, 64, 64)).with_batch(2) == Input((2, 3, 64, 64))

@@ -62,3 +62,14 @@ def test_steps_that_change_with_their_size_are_captured_at_each() -> None:
 
     ladder = Ladder(capture, float, 30)
     assert ladder.find_largest(_fits(capture(100).plain_peak_nbytes)) == 100
+
+
+def test_where_two_sizes_mislead_the_search_leaps() -> None:
+    ladder, asked = _ladder(10)
+    budget = make_chain_trace(5, activation_nbytes=1000 * 777, weight_nbytes=4000, varied=False).plain_peak_nbytes
+
+    def fits(trace: Trace) -> bool:  # everything that was only worked out seems too large
+        return any(trace is captured for captured in ladder.captured.values()) and _fits(budget)(trace)
+
+    assert ladder.find_largest(fits) == 777
+    assert len(asked) < 30

@@ -76,5 +76,7 @@ def test_a_bad_file_says_what_is_wrong(text: str, says: str, tmp_path: Path) -> 
 
 
 def test_an_unknown_machine_gets_the_nearest_names() -> None:
+    with pytest.raises(BadMachine, match=r"did you mean 't4-16gb'"):
+        find_machine("t4")
     with pytest.raises(BadMachine, match=r"did you mean 'a100-\d0gb'"):
         find_machine("a100")

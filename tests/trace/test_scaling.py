@@ -1,5 +1,7 @@
 """Sizes that were not captured, from two that were."""
 
+from dataclasses import replace
+
 import pytest
 
 from tensorferry import BadTrace
@@ -17,6 +19,15 @@ def test_sizes_grow_along_a_straight_line() -> None:
     assert [storage.nbytes for storage in found.storages] == [storage.nbytes for storage in larger.storages]
     assert [op.workspace_nbytes for op in found.ops] == [op.workspace_nbytes for op in larger.ops]
     assert found.plain_peak_nbytes == larger.plain_peak_nbytes
+
+
+def test_a_workspace_below_zero_grows_as_well() -> None:
+    """An op that writes into its input's buffer holds less than its storages."""
+    small, large, larger = (
+        replace(trace, ops=tuple(replace(op, workspace_nbytes=-nbytes) for op in trace.ops))
+        for nbytes, trace in ((n, _chain(n)) for n in (1_000_000, 2_000_000, 5_000_000))
+    )
+    assert interpolate(small, large, 4.0).plain_peak_nbytes == larger.plain_peak_nbytes
 
 
 def test_between_zero_and_one_lies_the_way_from_the_first_to_the_second() -> None:

@@ -6,11 +6,14 @@ the factory returned, and a `Step`, into a `Trace` whose ops have flops, bytes a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, TypeAlias
 
-from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.errors import BadModel
 from tensorferry.estimates.inputs import Input
 from tensorferry.trace import Trace
+
+Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of each input
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +28,43 @@ class Step:
 
 
 def capture_step(make_model: Callable[[], Any], step: Step) -> Trace:
-    """The trace of one training step, without running or allocating anything."""
-    try:
-        from tensorferry.engines.torch.dry import DryModel, DryStep
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise MissingExtra('estimates need torch, which is not installed: pip install "tensorferry[torch]"') from error
-    dry = DryModel(make_model)
-    if framework_of(dry.model) == "keras":
-        raise BadModel("the factory returned a Keras model, and estimates of those are not there yet; return a torch.nn.Module")
+    """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real."""
     inputs = tuple((given.shape, given.dtype) for given in step.inputs)
     precision = "fp32" if step.precision == "tf32" else step.precision
+    if find_spec("torch") is None:
+        return _capture_keras(_make_without_torch(make_model), make_model, inputs, step, precision)
+    from tensorferry.engines.torch.dry import DryModel, DryStep
+
+    dry = DryModel(make_model)
+    if framework_of(dry.model) == "keras":
+        return _capture_keras(dry.model, make_model, inputs, step, precision)
     return dry.capture(DryStep(inputs, step.loss, step.optimizer, precision, step.kernels))
+
+
+def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: Step, precision: str) -> Trace:
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise BadModel(
+            f"the factory returned a Keras model on the {keras.backend.backend()} back end, which is followed as one of "
+            "TensorFlow or of torch only; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
+        )
+    from tensorferry.engines.tensorflow.dry import capture_dry, in_precision
+
+    if precision != "fp32":
+        with in_precision(precision):  # layers take their precision when they are made
+            model = make_model()
+    return capture_dry(model, inputs, loss=step.loss, optimizer=step.optimizer)
+
+
+def _make_without_torch(make_model: Callable[[], Any]) -> Any:
+    try:
+        model = make_model()
+    except Exception as error:  # whatever a user's factory can raise
+        raise BadModel(f"the factory failed: {type(error).__name__}: {error}") from error
+    if framework_of(model) != "keras":
+        raise BadModel(f"expected the factory to return a Keras model, received {type(model).__name__}")
+    return model
 
 
 def framework_of(model: Any) -> str:

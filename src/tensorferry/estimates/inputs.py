@@ -18,8 +18,14 @@ class Input:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """The dimensions that grow with the resolution: those after the channels, or the length of a text."""
-        return self.shape[2:] if len(self.shape) > 2 else self.shape[1:]
+        """The dimensions that grow with the resolution: all but batch and channels, or the length of a text."""
+        return self.shape[self._edges]
+
+    @property
+    def _edges(self) -> slice:
+        if len(self.shape) > 3 and self.shape[-1] < self.shape[1]:
+            return slice(1, -1)  # channels last, as Keras has them
+        return slice(2 if len(self.shape) > 2 else 1, None)
 
     def with_batch(self, batch: int) -> "Input":
         """The same with another batch."""
@@ -27,8 +33,9 @@ class Input:
 
     def with_edge(self, edge: int) -> "Input":
         """The same at another resolution: the longest edge becomes `edge`, the others keep their ratio to it."""
-        fixed = self.shape[: len(self.shape) - len(self.edges)]
-        return Input((*fixed, *(max(1, round(edge * old / max(self.edges))) for old in self.edges)), self.dtype)
+        shape = list(self.shape)
+        shape[self._edges] = [max(1, round(edge * old / max(self.edges))) for old in self.edges]
+        return Input(tuple(shape), self.dtype)
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape)) + ("" if self.dtype == "fp32" else f":{self.dtype}")

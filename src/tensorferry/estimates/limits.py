@@ -36,7 +36,9 @@ class Ladder:
         low, high = 0, MAX_GROWTH * first
         guess = self._bisect(self._between(first, 2 * first), fits)
         for num_tries in count():
-            guess = min(max(guess, low + self.step), high - self.step)
+            # where two sizes do not tell about a third, leaps that double find the end
+            leap = 1 if high in self.captured else 2 ** max(0, num_tries - 1)
+            guess = min(max(guess, low + leap * self.step), high - self.step)
             low, high = (guess, high) if fits(self.at(guess)) else (low, guess)
             if high - low <= self.step:
                 break

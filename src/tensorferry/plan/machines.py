@@ -102,7 +102,9 @@ def make_machine(name: str, entry: Entry) -> Machine:
 
 def nearest(name: str, names: Any) -> str:
     """The nearest names as a question for an error, or nothing."""
-    close = get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)
+    asked = name.lower()
+    begun = [known for known in names if asked and known.startswith(asked)][:3]
+    close = begun or get_close_matches(asked, list(names), n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
 
 

@@ -70,7 +70,7 @@ def op_seconds(op: Op, machine: Machine, precision: str = "fp32") -> float:
         return 0.0
     used = "tf32" if precision == "tf32" and op.precision == "fp32" else op.precision
     efficiency = EFFICIENCY[machine.kind]
-    kernel = op.name.rsplit(" ", 1)[-1].lower()
+    kernel = op.kernel.lower()
     memory = efficiency.norm if "norm" in kernel else efficiency.memory
     seconds = op.touched_nbytes / (machine.memory_nbytes_per_second * memory)
     if op.flops:

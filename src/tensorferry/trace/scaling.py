@@ -26,7 +26,8 @@ def interpolate(first: Trace, second: Trace, share: float) -> Trace:
         raise BadTrace("the step has other ops at another size, so its size cannot be worked out; capture it at each size")
 
     def between(a: int, b: int) -> int:
-        return max(0, round(a + share * (b - a)))
+        value = round(a + share * (b - a))
+        return value if min(a, b) < 0 else max(0, value)  # an op that writes into its input has a workspace below zero
 
     def scale_op(a: Op, b: Op) -> Op:
         return replace(
@@ -48,8 +49,8 @@ def interpolate(first: Trace, second: Trace, share: float) -> Trace:
 
 
 def same_ops(first: Trace, second: Trace) -> bool:
-    """Whether two traces differ in sizes and times only."""
-    shapes = [[(op.name, op.phase, op.inputs, op.outputs) for op in trace.ops] for trace in (first, second)]
+    """Whether two traces differ in sizes, times and the names of layers only."""
+    shapes = [[(op.kernel, op.phase, op.inputs, op.outputs) for op in trace.ops] for trace in (first, second)]
     lives = [
         [(storage.kind, storage.writers, storage.uses, storage.freed_after) for storage in trace.storages]
         for trace in (first, second)

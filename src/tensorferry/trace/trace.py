@@ -63,6 +63,11 @@ class Op:
     replayable: bool = False  # running it again gives the same bits and changes nothing else
     precision: str = "fp32"  # what it computes in: "fp32", "fp16", "bf16", ...
 
+    @property
+    def kernel(self) -> str:
+        """What the op is, without the layer it belongs to."""
+        return self.name.replace(":", " ").rsplit(" ", 1)[-1]
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:

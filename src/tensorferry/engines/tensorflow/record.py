@@ -28,6 +28,7 @@ _REPLAYABLE = (_IN_PLACE - kinds("Softmax LogSoftmax AddN")) | kinds("Cast Conca
 _PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 AvgPool AvgPool3D LRN FusedBatchNormV3")
 
 _FOLDED = kinds("Add AddV2 Sub Mul Div RealDiv")
+_PRECISIONS = {tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,14 @@ class _Life:
 
 
 def record(
-    graph: Any, *, min_nbytes: int, machine: Machine, leave: Sequence[str] = (), optimizer_names: frozenset[str] = frozenset()
+    graph: Any,
+    *,
+    min_nbytes: int,
+    machine: Machine | None = None,
+    leave: Sequence[str] = (),
+    optimizer_names: frozenset[str] = frozenset(),
 ) -> Recording:
-    """The trace of a traced graph, its seconds from the machine's rates.
+    """The trace of a traced graph, its seconds from the machine's rates; without a machine there are none.
 
     Storages of `min_nbytes` or more may move, unless the op that makes them matches one of the `leave` patterns.
     """
@@ -103,14 +109,16 @@ class _Walk:
 
     def _add_variables(self, optimizer_names: frozenset[str]) -> None:
         graph = self.layout.graph
-        inner = {id(external): internal for external, internal in graph.captures}
+        inner = {id(external): (position, internal) for position, (external, internal) in enumerate(graph.captures)}
         early = {
             t.op.name for unit in self.layout.units if unit.phase is not Phase.OPTIMIZER for op in unit.ops for t in op.inputs
         }
-        for variable in graph.variables:
-            handle = inner.get(id(variable.handle))
+        captured = [variable for variable in graph.variables if id(variable.handle) in inner]
+        # a graph keeps its variables in no order, and two traces of one step are to be the same
+        for variable in sorted(captured, key=lambda variable: inner[id(variable.handle)][0]):
+            _, handle = inner[id(variable.handle)]
             nbytes = tensor_nbytes(variable)
-            if handle is None or nbytes < self.tracked_nbytes:
+            if nbytes < self.tracked_nbytes:
                 continue
             readers = {c.name for c in handle.consumers() if c.type == "ReadVariableOp"}
             if variable.trainable:
@@ -221,22 +229,30 @@ def _sums_in_any_order(unit: Unit) -> bool:
     return any(op.type == "AddN" and len(op.inputs) > 2 for op in unit.ops)
 
 
-def _op(unit: Unit, walk: _Walk, machine: Machine) -> Op:
+def _op(unit: Unit, walk: _Walk, machine: Machine | None) -> Op:
     flops = sum(_flops(op) for op in unit.ops)
     touched = sum(walk.lives[s].nbytes for s in (*walk.reads[unit], *walk.makes[unit]))
-    rate = machine.flops_per_second.get("fp32", 0.0)
-    seconds = max(flops / rate if rate else 0.0, touched / (machine.memory_nbytes_per_second or 1e10))
     return Op(
         name=unit.name,
         phase=unit.phase,
-        seconds=seconds,
+        seconds=_seconds(flops, touched, machine) if machine else 0.0,
         inputs=tuple(walk.reads[unit]),
         outputs=tuple(walk.makes[unit]),
         flops=flops,
         touched_nbytes=touched,
         workspace_nbytes=-walk.saved_nbytes[unit],
         replayable=not unit.fused and unit.phase is Phase.FORWARD and unit.ops[0].type in _REPLAYABLE,
+        precision=_precision(unit.ops[0]),
     )
+
+
+def _seconds(flops: int, touched_nbytes: int, machine: Machine) -> float:
+    rate = machine.flops_per_second.get("fp32", 0.0)
+    return max(flops / rate if rate else 0.0, touched_nbytes / (machine.memory_nbytes_per_second or 1e10))
+
+
+def _precision(op: Any) -> str:
+    return _PRECISIONS.get(op.outputs[0].dtype, "fp32") if op.outputs else "fp32"
 
 
 def _flops(op: Any) -> int:
