@@ -139,8 +139,9 @@ def test_machines_as_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -
 def test_this_machine_can_be_measured_and_estimated_for(nets: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["machines", "measure"]) == 0
     assert "this machine" in capsys.readouterr().out
-    assert main(["estimate", f"{nets}:build", "--input", "4x3x16x16", "--on", "this"]) == 0
-    assert "this machine" in capsys.readouterr().out
+    for precision in ("fp32", "bf16"):
+        assert main(["estimate", f"{nets}:build", "--input", "4x3x16x16", "--on", "this", "--precision", precision]) == 0
+        assert "this machine" in capsys.readouterr().out
     assert main(["estimate", f"{nets}:build", "--input", "4x3x16x16", "--on", "this", "--set", "memory=1GiB"]) == 2
     assert "it is measured" in capsys.readouterr().err
 

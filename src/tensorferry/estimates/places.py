@@ -1,6 +1,7 @@
 """From the word a user writes to the machine that is meant."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from tensorferry.errors import BadMachine
@@ -18,9 +19,18 @@ def find_place(text: str | Machine, changes: dict[str, str] | None = None) -> Ma
     if text == THIS:
         if changes:
             raise BadMachine("values can be set for machines of the table or of a file, not for this one: it is measured")
-        return replace(this_machine(), reserved_nbytes=PROCESS_NBYTES)
+        return _look_around()
     name, entry = load_entry(Path(text)) if text.endswith((".yaml", ".yml")) else (text, find_entry(text))
     machine = make_machine(name, entry | (changes or {}))
     if machine.reserved_nbytes >= machine.memory_nbytes:
         raise BadMachine(f"machine {name!r} has less memory than driver and libraries take; raise memory, or lower reserved")
     return machine
+
+
+def _look_around() -> Machine:
+    machine = replace(this_machine(), reserved_nbytes=PROCESS_NBYTES)
+    if find_spec("torch") is None:
+        return machine
+    from tensorferry.engines.torch.rates import measure_bf16_flops
+
+    return replace(machine, flops_per_second=machine.flops_per_second | {"bf16": measure_bf16_flops()})
