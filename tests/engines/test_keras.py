@@ -202,3 +202,50 @@ def test_a_function_of_an_own_loop_gives_the_same_bits() -> None:
             losses = [float(step(x, y)) for _ in range(4)]
         outcomes.append((losses, bits(model)))
     assert outcomes[0] == outcomes[1]
+
+
+class _Layered(tf.Module):
+    """A training step as a method, with arguments that are no tensors."""
+
+    def __init__(self) -> None:
+        self.weights = tf.Variable(tf.random.stateless_normal((64, 64), seed=(1, 2)) / 8)
+
+    @tf.function
+    def step(self, x: tf.Tensor, scale: float = 2.0, *, average: bool = True) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for _ in range(4):
+                x = tf.nn.relu(x @ self.weights) * scale
+            loss = tf.reduce_mean(x) if average else tf.reduce_sum(x)
+        self.weights.assign_sub(1e-3 * tape.gradient(loss, self.weights))
+        return loss
+
+
+def test_a_function_may_have_defaults_and_arguments_that_are_no_tensors() -> None:
+    x = np.random.default_rng(3).random((32, 64), "float32")
+    calls: list[tuple[tuple, dict]] = [((x,), {}), ((tf.constant(x),), {}), ((x, 1.5), {}), ((x,), {"average": False})]
+    outcomes = []
+    for wrap in (lambda f: ferry.tensorflow.large_function(f, budget=BUDGET, min_nbytes=4096), lambda f: f):
+        model = _Layered()
+        step = wrap(model.step)
+        with ferry.tensorflow.same_rewrites():
+            losses = [float(step(*args, **kwargs)) for args, kwargs in calls for _ in range(3)]
+        outcomes.append((losses, model.weights.numpy().tobytes()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_function_given_a_budget_still_runs_without_one() -> None:
+    x = tf.ones((32, 64))
+    model, other = _Layered(), _Layered()
+    large = ferry.tensorflow.large_function(model.step, budget=BUDGET, min_nbytes=4096)
+    with ferry.tensorflow.same_rewrites():
+        losses = [float(step(x)) for step in (large, model.step, large, large, model.step)]
+        assert losses == [float(other.step(x)) for _ in range(5)]
+
+
+def test_a_kind_of_step_that_was_forgotten_is_traced_anew() -> None:
+    model, other = _Layered(), _Layered()
+    large = ferry.tensorflow.large_function(model.step, budget=BUDGET, min_nbytes=4096)
+    sizes = [*range(20, 30), 20, 21]  # more kinds than are remembered
+    with ferry.tensorflow.same_rewrites():
+        losses = [float(large(tf.ones((n, 64)))) for n in sizes]
+        assert losses == [float(other.step(tf.ones((n, 64)))) for n in sizes]

@@ -77,3 +77,26 @@ def test_swaps_survive_partitioning_and_wait_for_their_gate() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "survived" in done.stdout
+
+
+REPLICAS = """
+    import os
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras, numpy as np, tensorflow as tf
+    import tensorferry as ferry
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0, callbacks=[ferry.LargeModel("1GiB")])
+    except ferry.NotSupported as error:
+        print(error)
+"""
+
+
+def test_several_replicas_in_one_graph_are_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(REPLICAS)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "2 replicas in one graph" in done.stdout

@@ -4,12 +4,14 @@ The step is traced once for every kind of input (shapes and types), edited to fo
 plan comes about and `planned` for how the graph follows it.
 """
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.margin import Margin
@@ -91,6 +93,7 @@ class LargeFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""
+        args, kwargs = self._with_defaults(args, kwargs)
         course = self._find_course(args, kwargs)
         if course.wants_plan:
             self._plan(course)
@@ -115,6 +118,12 @@ class LargeFunction:
 
     # steps
 
+    def _with_defaults(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, arrays as tensors: an edited graph has the function's parameters, and none of their defaults."""
+        bound = inspect.signature(self._function.python_function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tf.nest.map_structure(_as_tensor, (bound.args, bound.kwargs))
+
     def _find_course(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
         kind = _kind_of((args, kwargs))
         course = self._courses.pop(kind, None)
@@ -127,7 +136,9 @@ class LargeFunction:
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
         settings = self._settings
-        concrete = self._function.get_concrete_function(*args, **kwargs)
+        # a trace of its own: its graph will be edited, and a function gives the same graph to all who ask
+        function = self._function._clone(self._function.python_function)
+        concrete = function.get_concrete_function(*args, **kwargs)
         graph = concrete.graph
         recording = record(graph, min_nbytes=settings.min_nbytes, machine=this_machine(), leave=settings.leave)
         if not self._courses:
@@ -221,6 +232,10 @@ def _as_tf_function(function: Callable[..., Any]) -> Any:
             "this tf.function has jit_compile=True, and XLA's programs cannot be planned; make it with jit_compile=False"
         )
     return function
+
+
+def _as_tensor(value: Any) -> Any:
+    return tf.convert_to_tensor(value) if isinstance(value, np.ndarray) else value
 
 
 def _kind_of(value: Any) -> Any:
