@@ -27,8 +27,6 @@ class KerasTrainer(Trainer):
     def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms) -> None:
         self._recipe = recipe
         self._terms = terms
-        if terms.repeatable:
-            _repeat_kernels()
         self.precision = make_policy(terms.precision)
         self._meter = StepMeter()
         keras.utils.set_random_seed(step_seed(terms.seed, 0))
@@ -49,6 +47,8 @@ class KerasTrainer(Trainer):
         return float(logs["loss"])
 
     def predict(self, batch: Arrays) -> NDArray[Any]:
+        if keras.backend.backend() == "torch":
+            return _predict_in_torch(self.model, self._inputs(batch))
         return np.asarray(self.model.predict_on_batch(self._inputs(batch)), "float32")
 
     def save(self, folder: Path) -> None:
@@ -64,17 +64,18 @@ class KerasTrainer(Trainer):
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        if self._large is None:
-            yield
-            return
-        # what `fit` does for a callback, around steps that the loop takes itself
-        self.model.make_train_function()
-        self._large.set_model(self.model)
-        self._large.on_train_begin()
-        try:
-            yield
-        finally:
-            self._large.on_train_end()
+        with _same_kernels(self._terms.repeatable):
+            if self._large is None:
+                yield
+                return
+            # what `fit` does for a callback, around steps that the loop takes itself
+            self.model.make_train_function()
+            self._large.set_model(self.model)
+            self._large.on_train_begin()
+            try:
+                yield
+            finally:
+                self._large.on_train_end()
 
     def peak_nbytes(self) -> int:
         return self._meter.peak_nbytes() if self._large is None else self._large.report().measured_peak_nbytes
@@ -95,14 +96,26 @@ class KerasTrainer(Trainer):
         return _alone_or_all(others) if others else None
 
 
+def _predict_in_torch(model: Any, inputs: Any) -> NDArray[Any]:
+    """As `predict_on_batch`, whose way from torch to numpy is deprecated in numpy 2."""
+    import torch
+
+    with torch.no_grad():
+        return _to_numpy(model(inputs, training=False).float())
+
+
 def _alone_or_all(arrays: Arrays) -> Any:
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
 def _save(variables: list[Any], path: Path) -> None:
     """By place, because several layers may have a name in common."""
-    arrays: Any = {f"{place:06d}": keras.ops.convert_to_numpy(variable.value) for place, variable in enumerate(variables)}
+    arrays: Any = {f"{place:06d}": _to_numpy(variable.value) for place, variable in enumerate(variables)}
     np.savez(path, **arrays)
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    return (value.detach().cpu() if keras.backend.backend() == "torch" else value).numpy()
 
 
 def _assign(variables: list[Any], path: Path) -> None:
@@ -113,9 +126,16 @@ def _assign(variables: list[Any], path: Path) -> None:
             variable.assign(saved[f"{place:06d}"])
 
 
-def _repeat_kernels() -> None:
-    """TensorFlow only: from now on, its kernels repeat bit for bit. It cannot be turned off again in a process."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+@contextmanager
+def _same_kernels(wanted: bool) -> Iterator[None]:
+    """While inside, TensorFlow takes the same kernels with a budget and without; torch always does."""
+    if not wanted or keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
 
-        tf.config.experimental.enable_op_determinism()
+    from tensorferry.engines.tensorflow import same_rewrites
+
+    tf.config.experimental.enable_op_determinism()  # there is no way to turn it off again in a process
+    with same_rewrites():
+        yield

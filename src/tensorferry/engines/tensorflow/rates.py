@@ -5,28 +5,24 @@ import time
 import tensorflow as tf
 
 _DTYPES = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}
-_WIDTH = 1024
-_NUM_TIMES = 5
-# where no kernel is made for a precision, a product of the full width takes seconds; a small one tells that as well
-_GLANCE_WIDTH = 192
-_SLOW_FLOPS = 5e9
+# rows and width of a product: enough to keep the device busy, and few rows on a CPU, where a precision may have no fast kernel
+_CPU_SHAPE = (128, 1024)
+_ACCELERATOR_SHAPE = (4096, 4096)
+_MAX_TIMES = 9
+_ENOUGH_SECONDS = 0.5
 
 
 def measure_flops(precision: str) -> float:
     """Flops a second of a matrix product in that precision, on the device that TensorFlow trains on."""
-    glance = _measure(precision, _GLANCE_WIDTH)
-    return glance if glance < _SLOW_FLOPS else _measure(precision, _WIDTH)
-
-
-def _measure(precision: str, width: int) -> float:
-    left, right = (tf.ones((width, width), _DTYPES[precision]) for _ in range(2))
+    rows, width = _ACCELERATOR_SHAPE if has_accelerator() else _CPU_SHAPE
+    left, right = (tf.ones((num, width), _DTYPES[precision]) for num in (rows, width))
     _read_one(tf.linalg.matmul(left, right))  # the first time also makes the kernel
-    seconds = []
-    for _ in range(_NUM_TIMES):
+    seconds: list[float] = []
+    while len(seconds) < _MAX_TIMES and sum(seconds) < _ENOUGH_SECONDS:
         start = time.perf_counter()
         _read_one(tf.linalg.matmul(left, right))
         seconds.append(time.perf_counter() - start)
-    return 2 * width**3 / min(seconds)  # others may use this machine too
+    return 2 * rows * width**2 / min(seconds)  # others may use this machine too
 
 
 def has_accelerator() -> bool:
