@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadData,
     BadMachine,
     BadModel,
     BadOption,
     BadPlan,
+    BadRecipe,
+    BadRun,
     BadTier,
     BadTrace,
     BudgetTooSmall,
@@ -21,6 +24,7 @@ from tensorferry.errors import (
     MissingExtra,
     NotSupported,
     NotTraceable,
+    RunFailed,
     SavedTensorModified,
     TierFull,
     TierLost,
@@ -41,10 +45,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadData",
     "BadMachine",
     "BadModel",
     "BadOption",
     "BadPlan",
+    "BadRecipe",
+    "BadRun",
     "BadTier",
     "BadTrace",
     "BudgetTooSmall",
@@ -59,6 +66,7 @@ __all__ = [
     "NotTraceable",
     "Plan",
     "Report",
+    "RunFailed",
     "SavedTensorModified",
     "TierFull",
     "TierLost",
