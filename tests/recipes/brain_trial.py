@@ -12,7 +12,7 @@ NUM_STEPS = 24
 
 def main() -> None:
     """Drive the recipe as a training loop does."""
-    recipe = UNet3dBrain(BrainSettings(resolution=16, base=4, learning_rate=1e-2))
+    recipe = UNet3dBrain(BrainSettings(resolution=24, base=4, learning_rate=1e-2))
     data = recipe.load_data(None)
     keras.utils.set_random_seed(0)
     model = recipe.build_model(data)
