@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadData,
     BadMachine,
     BadModel,
     BadOption,
     BadPlan,
+    BadRecipe,
     BadTier,
     BadTrace,
     BudgetTooSmall,
@@ -41,10 +43,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadData",
     "BadMachine",
     "BadModel",
     "BadOption",
     "BadPlan",
+    "BadRecipe",
     "BadTier",
     "BadTrace",
     "BudgetTooSmall",

@@ -16,6 +16,8 @@ FerryError
 ├── BadMachine           no such machine, or an entry that cannot be read
 ├── BadModel             no such model, or one that cannot be built, called or served as asked
 ├── BadOption            an option of a command that cannot be used
+├── BadRecipe            no such recipe or setting, or one that cannot be read
+├── BadData              a data source that a recipe cannot use
 └── MissingExtra         an optional package is not installed
 """
 
@@ -89,6 +91,14 @@ class BadModel(FerryError, ValueError):
 
 class BadOption(FerryError, ValueError):
     """An option of a command that cannot be used."""
+
+
+class BadRecipe(FerryError, ValueError):
+    """No such recipe or setting, or one that cannot be read."""
+
+
+class BadData(FerryError, ValueError):
+    """A data source that a recipe cannot use; the message names the file."""
 
 
 class MissingExtra(FerryError, ImportError):
