@@ -1,11 +1,10 @@
 """The catalog: a card for every recipe, read from `cards/<name>.yaml`. Looking through it loads no framework."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar, get_origin
+from typing import Any, get_origin
 
 import yaml
 
@@ -74,7 +73,7 @@ def read_card(name: str, text: str) -> Card:
         entry = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise BadRecipe(f"cannot read the card {name!r}: {' '.join(str(error).split())}") from error
-    card = _make(Card, entry, f"the card {name!r}")
+    card: Card = _make(Card, entry, f"the card {name!r}")
     if card.name != name:
         raise BadRecipe(f"the card {name!r} calls its recipe {card.name!r}; a card's file is called like its recipe")
     if card.framework not in FRAMEWORKS:
@@ -84,12 +83,11 @@ def read_card(name: str, text: str) -> Card:
     return card
 
 
-_Record = TypeVar("_Record", Card, SettingNote, Figure)
-_LISTS_OF: Mapping[str, type[SettingNote | Figure]] = {"settings": SettingNote, "figures": Figure}
+_LISTS_OF = {"settings": SettingNote, "figures": Figure}
 
 
-def _make(record: type[_Record], entry: Any, where: str) -> _Record:
-    """The record with exactly the keys of `entry`: a forgotten or misspelt one must not pass as an empty one."""
+def _make(record: type[Any], entry: Any, where: str) -> Any:
+    """A `record` with exactly the keys of `entry`: a forgotten or misspelt one must not pass as an empty one."""
     names = [field.name for field in fields(record)]
     given = set(entry) if isinstance(entry, dict) else set()
     if given != set(names):
