@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadData,
     BadMachine,
     BadModel,
     BadOption,
     BadPlan,
+    BadRecipe,
+    BadRun,
     BadTier,
     BadTrace,
     BudgetTooSmall,
@@ -21,6 +24,7 @@ from tensorferry.errors import (
     MissingExtra,
     NotSupported,
     NotTraceable,
+    RunFailed,
     SavedTensorModified,
     TierFull,
     TierLost,
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from tensorferry.engines import tensorflow
     from tensorferry.engines.capture import capture
     from tensorferry.engines.keras import LargeModel
+    from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
@@ -41,10 +46,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadData",
     "BadMachine",
     "BadModel",
     "BadOption",
     "BadPlan",
+    "BadRecipe",
+    "BadRun",
     "BadTier",
     "BadTrace",
     "BudgetTooSmall",
@@ -59,6 +67,7 @@ __all__ = [
     "NotTraceable",
     "Plan",
     "Report",
+    "RunFailed",
     "SavedTensorModified",
     "TierFull",
     "TierLost",
@@ -70,6 +79,7 @@ __all__ = [
     "large_model",
     "list_machines",
     "make_plan",
+    "precision",
     "simulate",
     "tensorflow",
     "this_machine",
@@ -89,6 +99,7 @@ _HOMES = {
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
+    "precision": "tensorferry.engines.precision",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
