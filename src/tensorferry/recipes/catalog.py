@@ -1,7 +1,6 @@
 """The catalog: a card for every recipe, read from `cards/<name>.yaml`. Looking through it loads no framework."""
 
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any, get_origin
@@ -9,6 +8,7 @@ from typing import Any, get_origin
 import yaml
 
 from tensorferry.errors import BadRecipe
+from tensorferry.plan.machines import nearest
 
 STEPS = ("train", "fine-tune", "optimise", "serve")  # where one may enter, in the order of a model's life
 FRAMEWORKS = ("torch", "keras")
@@ -61,9 +61,7 @@ def find_card(name: str) -> Card:
     """The card of that name, or `BadRecipe` with the nearest names."""
     card = _cards().get(name)
     if card is None:
-        close = get_close_matches(name.lower(), list(_cards()), n=3, cutoff=0.5)
-        question = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
-        raise BadRecipe(f"unknown recipe {name!r}{question}; `ferry recipes` lists them")
+        raise BadRecipe(f"unknown recipe {name!r}{nearest(name, _cards())}; `ferry recipes` lists them")
     return card
 
 
