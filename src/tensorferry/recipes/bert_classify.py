@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorferry.errors import BadRecipe
 from tensorferry.recipes import minilm
 from tensorferry.recipes.bert import Classifier
 from tensorferry.recipes.held_out import read_batches
@@ -35,6 +36,10 @@ class BertClassifySettings(Settings):
     text: str = "text"  # the column with the sentences
     label: str = "label"  # the column with their classes
 
+    def __post_init__(self) -> None:
+        if not 3 <= self.max_length <= minilm.MAX_LENGTH:  # a word between the two tokens that begin and end a text
+            raise BadRecipe(f"expected max_length to be from 3 to {minilm.MAX_LENGTH} tokens, received {self.max_length}")
+
 
 @dataclass(frozen=True)
 class Sentences:
@@ -55,11 +60,11 @@ class Sentences:
 class BertClassify(TorchRecipe):
     """A sentence's class."""
 
-    Settings: ClassVar[type[Settings]] = BertClassifySettings
-    inputs: ClassVar[tuple[str, ...]] = ("ids", "mask")
-    starts: ClassVar[tuple[str, ...]] = ("pretrained", "scratch")
-    metric: ClassVar[str] = "accuracy"
-    higher_is_better: ClassVar[bool] = True
+    Settings = BertClassifySettings
+    inputs = ("ids", "mask")
+    starts = ("pretrained", "scratch")
+    metric = "accuracy"
+    higher_is_better = True
 
     def load_data(self, source: Path | None) -> Data:
         """Sentences of a file; without one, those in the documentation of Python's standard library, by topic."""
