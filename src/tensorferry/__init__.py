@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tensorferry.engines import tensorflow
     from tensorferry.engines.capture import capture
     from tensorferry.engines.keras import LargeModel
+    from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
@@ -78,6 +79,7 @@ __all__ = [
     "large_model",
     "list_machines",
     "make_plan",
+    "precision",
     "simulate",
     "tensorflow",
     "this_machine",
@@ -97,6 +99,7 @@ _HOMES = {
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
+    "precision": "tensorferry.engines.precision",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
