@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tensorferry.engines.keras import LargeModel
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
+    from tensorferry.inference import Engine, optimize
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
@@ -49,6 +50,7 @@ __all__ = [
     "BadTrace",
     "BudgetTooSmall",
     "CopyStuck",
+    "Engine",
     "Estimate",
     "FerryError",
     "GraphFreed",
@@ -70,12 +72,14 @@ __all__ = [
     "large_model",
     "list_machines",
     "make_plan",
+    "optimize",
     "simulate",
     "tensorflow",
     "this_machine",
 ]
 
 _HOMES = {
+    "Engine": "tensorferry.inference",
     "Estimate": "tensorferry.estimates",
     "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.plan",
@@ -89,6 +93,7 @@ _HOMES = {
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
+    "optimize": "tensorferry.inference",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
