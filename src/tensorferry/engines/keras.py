@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.errors import NotSupported
 from tensorferry.report import Report
 
@@ -35,7 +36,7 @@ class LargeModel(keras.callbacks.Callback):
         *,
         tier: str = "auto",
         recompute: bool = True,
-        min_nbytes: int = 2**20,
+        min_nbytes: int = MIN_NBYTES,
         fetch_ahead: int = 0,
         leave: Sequence[str] = (),
         watchdog_seconds: float = 120.0,

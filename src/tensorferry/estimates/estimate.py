@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.errors import BadModel, BudgetTooSmall, TierFull
 from tensorferry.estimates.frameworks import Step, capture_step
 from tensorferry.estimates.inputs import Input, parse_input
@@ -25,7 +26,6 @@ from tensorferry.plan.timeline import Lane
 from tensorferry.trace import Trace
 from tensorferry.trace.scaling import pin_small
 
-MIN_NBYTES = 2**20  # smaller storages stay, as in training
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")

@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tensorferry.engines.tensorflow.large_function import MIN_NBYTES
+from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.tensorflow.record import record
 from tensorferry.plan import Machine
 from tensorferry.tiers import this_machine

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensorferry.engines.margin import Margin
+from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
 from tensorferry.engines.tensorflow.course import Course
 from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
@@ -30,8 +30,6 @@ from tensorferry.tiers import free_memory_nbytes, open_tier, this_machine
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
-MIN_NBYTES = 2**20
-_AUTO_SHARE = 0.9  # of what is free
 # the allocator hands out up to twice what was asked for, as its holes have it
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 _OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
@@ -86,7 +84,7 @@ class LargeFunction:
             self._crossings = Crossings(self._tier, self._device, settings.watchdog_seconds)
             stack.callback(self._crossings.close)
             self.budget_nbytes = (
-                int(free_memory_nbytes() * _AUTO_SHARE) if settings.budget == "auto" else parse_bytes(settings.budget)
+                int(free_memory_nbytes() * AUTO_SHARE) if settings.budget == "auto" else parse_bytes(settings.budget)
             )
             self._exit = stack.pop_all()
         self._finalizer = weakref.finalize(self, self._exit.close)

@@ -8,12 +8,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
+from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
-from tensorferry.engines.torch.swap import MIN_NBYTES, SavedTensors
+from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
 from tensorferry.plan import Machine, time_trace
 from tensorferry.tiers import this_machine

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tensorferry.engines.margin import Margin
+from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.torch.course import Course, with_overhead
 from tensorferry.engines.torch.forecast import forecast
 from tensorferry.engines.torch.notes import floor_notes
@@ -24,7 +24,7 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates
-from tensorferry.engines.torch.swap import MIN_NBYTES, Handle, HeldTensor, SavedTensors
+from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import FerryError, GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
 from tensorferry.plan.floor import too_small

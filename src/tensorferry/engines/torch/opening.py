@@ -6,13 +6,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from tensorferry.engines.budget import AUTO_SHARE
 from tensorferry.engines.resident import ResidentMeter
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.engines.torch.device import CpuDevice, Device
 from tensorferry.plan import TierSpeed
 from tensorferry.tiers import free_memory_nbytes, open_tier
-
-_AUTO_SHARE = 0.9  # of what is free
 
 
 class SwapSpace(Protocol):
@@ -65,7 +64,7 @@ def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: Exi
     stack.callback(meter.close)
     if budget_nbytes is None:
         free_nbytes = min(free_memory_nbytes(), _left_under_cap_nbytes(meter))
-        budget_nbytes = int((free_nbytes + held_nbytes) * _AUTO_SHARE)
+        budget_nbytes = int((free_nbytes + held_nbytes) * AUTO_SHARE)
     device = CpuDevice(tier, meter, meter.now_nbytes() - held_nbytes)
     stack.callback(device.close)
     return Opened(device, tier, budget_nbytes)
@@ -76,7 +75,7 @@ def _open_accelerator(where: torch.device, text: str, budget_nbytes: int | None,
     stack.callback(tier.close)
     device = AcceleratorDevice(tier, where)
     stack.callback(device.close)
-    return Opened(device, tier, int(device.free_nbytes() * _AUTO_SHARE) if budget_nbytes is None else budget_nbytes)
+    return Opened(device, tier, int(device.free_nbytes() * AUTO_SHARE) if budget_nbytes is None else budget_nbytes)
 
 
 def _left_under_cap_nbytes(meter: ResidentMeter) -> int:

@@ -30,8 +30,6 @@ from tensorferry.engines.torch.device import Copy, CopyIn, CopyOut, Device
 from tensorferry.errors import CopyStuck, FerryError, SavedTensorModified
 from tensorferry.units import format_bytes
 
-MIN_NBYTES = 2**20  # below this, moving a storage costs more than its bytes are worth
-
 
 class Replay(Protocol):
     """How to make a storage again from storages that are saved anyway."""

@@ -1,11 +1,14 @@
-"""What of a budget a plan leaves alone, for what it cannot know of."""
+"""What both engines, and estimates of them, hold a budget to."""
 
 from dataclasses import dataclass
+
+AUTO_SHARE = 0.9  # of what is free, when the budget is "auto"
+MIN_NBYTES = 2**20  # below this, moving a storage costs more than its bytes are worth
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """A share of the budget, but never less than `min_nbytes`."""
+    """What of a budget a plan leaves alone, for what it cannot know of: a share, but never less than `min_nbytes`."""
 
     share: float
     min_nbytes: int
