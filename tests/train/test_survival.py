@@ -30,7 +30,16 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of a tiny model on
 def server() -> ForkServerContext:
     """Starts processes from one that has imported everything and computed nothing, so that imports are paid once."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensorferry.train.start", "tensorferry.train.torch", "tensorboardX", "tiny"])
+    context.set_forkserver_preload(
+        [
+            "torch._dynamo",
+            "torch.distributed.tensor",
+            "tensorferry.train.start",
+            "tensorferry.train.torch",
+            "tensorboardX",
+            "tiny",
+        ]
+    )
     return context
 
 
