@@ -5,9 +5,9 @@ import sys
 from typing import NoReturn
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import bench_serve, demo, estimate, machines, recipes, serve
+from tensorferry.cli import bench_serve, demo, estimate, machines, recipes, serve, train
 
-_VERBS = (demo, recipes, estimate, machines, serve, bench_serve)
+_VERBS = (demo, recipes, estimate, machines, train, serve, bench_serve)
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 done, 1 it ran but failed, 2 it could not run, 130 interrupted."""
     parser = make_parser()
     options = parser.parse_args(argv)
+    options.command = (parser.prog, *(sys.argv[1:] if argv is None else argv))  # for verbs that write down what was run
     if not hasattr(options, "run"):
         parser.print_help()
         return 0

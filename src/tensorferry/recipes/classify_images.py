@@ -62,10 +62,11 @@ class ClassifyImages(TorchRecipe):
         return self.make_network(len(data.labels))
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Gradient descent with momentum."""
+        """Gradient descent with momentum, of the weights that learn."""
         settings = self.settings
+        learning = [weight for weight in model.parameters() if weight.requires_grad]
         return torch.optim.SGD(
-            model.parameters(), lr=settings.learning_rate, momentum=0.9, weight_decay=settings.weight_decay, nesterov=True
+            learning, lr=settings.learning_rate, momentum=0.9, weight_decay=settings.weight_decay, nesterov=True
         )
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
