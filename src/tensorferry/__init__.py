@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
+    from tensorferry.inference import Engine, optimize
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
@@ -57,6 +58,7 @@ __all__ = [
     "BadTrace",
     "BudgetTooSmall",
     "CopyStuck",
+    "Engine",
     "Estimate",
     "FerryError",
     "GraphFreed",
@@ -79,6 +81,7 @@ __all__ = [
     "large_model",
     "list_machines",
     "make_plan",
+    "optimize",
     "precision",
     "simulate",
     "tensorflow",
@@ -86,6 +89,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Engine": "tensorferry.inference",
     "Estimate": "tensorferry.estimates",
     "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.plan",
@@ -99,6 +103,7 @@ _HOMES = {
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
+    "optimize": "tensorferry.inference",
     "precision": "tensorferry.engines.precision",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",

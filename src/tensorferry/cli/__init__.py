@@ -5,9 +5,9 @@ import sys
 from typing import NoReturn
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import bench_serve, demo, estimate, machines, recipes, serve, train
+from tensorferry.cli import bench_serve, demo, estimate, machines, optimize, recipes, report, serve, train
 
-_VERBS = (demo, recipes, train, estimate, machines, serve, bench_serve)
+_VERBS = (demo, recipes, train, report, optimize, estimate, machines, serve, bench_serve)
 
 
 class Parser(argparse.ArgumentParser):
