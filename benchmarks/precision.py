@@ -63,11 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--precision", default="bf16", choices=("bf16", "fp16"), help="beside fp32 (default %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each (default %(default)s)")
     parser.add_argument("--framework", choices=("torch", "keras"), help="only this one")
+    parser.add_argument("--model", choices=("transformer", "cnn"), help="only this one")
     parser.add_argument("--quick", action="store_true", help="toys: nothing is learnt, so the metric says nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     options = parser.parse_args(argv)
     size = QUICK if options.quick else FULL
-    pairs = [pair for pair in PAIRS if options.framework in (None, pair[0])]
+    pairs = [pair for pair in PAIRS if options.framework in (None, pair[0]) and options.model in (None, pair[1])]
     rows = [
         measure_pair(framework, model, options.precision, options.seeds, size)
         for framework, model in track(pairs, "training", console=Console(stderr=True))
