@@ -22,9 +22,15 @@ def render_cards(cards: Iterable[Card]) -> str:
         # a name is copied into commands, so it never breaks; what is prose may
         table.add_column(name, no_wrap=name in ("recipe", "framework"), overflow="fold")
     for card in cards:
-        table.add_row(*map(Text, (card.name, card.task, card.framework, card.data, card.size, ", ".join(card.steps))))
-    close = Text("`ferry recipes show RECIPE` tells data, licence, settings, figures and the commands to copy.")
-    return render_parts([table, close], NUM_COLUMNS)
+        cells = (card.name, card.task, card.framework, _shorten(card.data), _shorten(card.size), ", ".join(card.steps))
+        table.add_row(*map(Text, cells))
+    head = Text("`ferry recipes show RECIPE` tells data, licence, settings, figures and the commands to copy.")
+    return render_parts([head, table], NUM_COLUMNS)
+
+
+def _shorten(text: str) -> str:
+    """What stands before the first semicolon: the rest is on the card."""
+    return text.partition(";")[0]
 
 
 def render_card(card: Card) -> str:
