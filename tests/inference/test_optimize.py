@@ -5,19 +5,11 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from nets import Picture, answer, make_images, make_picture, make_sentence, make_texts, save_program
 
 import tensorferry as ferry
 from tensorferry.inference.search import FP32_DIFFERENCE
-
-
-@pytest.fixture(scope="module")
-def picture_engine():
-    engine = ferry.optimize(make_picture(), make_images())
-    yield engine
-    engine.close()
 
 
 def _difference(expected: np.ndarray, given: np.ndarray) -> float:

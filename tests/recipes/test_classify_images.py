@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from driving import make_predict, train
 from PIL import Image
 from torch import nn
 
 from tensorferry.errors import BadRecipe
 from tensorferry.recipes.classify_images import ClassifyImages, GoogLeNet, ImageSettings, ResNet50, ResNet152
-from tensorferry.recipes.recipe import Data
 from tensorferry.recipes.resnet import ResNet
 
 
@@ -30,35 +30,14 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-def _predict(model: nn.Module):
-    def predict(inputs):
-        model.eval()
-        with torch.no_grad():
-            return model(torch.from_numpy(inputs["images"])).numpy()
-
-    return predict
-
-
-def _train(recipe: ClassifyImages, data: Data, num_steps: int) -> nn.Module:
-    torch.manual_seed(0)
-    model = recipe.build_model(data)
-    optimizer = recipe.make_optimizer(model)
-    order = np.random.default_rng(0)
-    for _ in range(num_steps):
-        model.train()
-        chosen = order.choice(len(data.train), recipe.settings.batch, replace=False)
-        batch = recipe.collate([data.train.read(int(i), order) for i in chosen])
-        recipe.compute_loss(model, {name: torch.from_numpy(array) for name, array in batch.items()}).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
 def test_a_few_steps_on_real_digits_raise_the_accuracy_far_over_chance() -> None:
     recipe = SmallResNet(ImageSettings(edge=32))
     data = recipe.load_data(None)
-    model = _train(recipe, data, 40)
-    assert recipe.evaluate(_predict(model), data.held_out)["accuracy"] > 0.5
+    torch.manual_seed(0)
+    model = recipe.build_model(data)
+    losses = train(recipe, model, data, 40)
+    assert np.mean(losses[-5:]) < 0.5 * losses[0]
+    assert recipe.evaluate(make_predict(recipe, model), data.held_out)["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("make_recipe", [ResNet50, ResNet152, GoogLeNet])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from driving import make_predict, train
 from sklearn.datasets import load_sample_image
 from torch import nn
 
@@ -31,15 +32,6 @@ def _recipe(start: str | None = None, **settings) -> EfficientNetFineTune:
     return EfficientNetFineTune(FineTuneSettings(**{"edge": 64, "batch": 16} | settings), start)
 
 
-def _step(recipe: EfficientNetFineTune, data, model: nn.Module, optimizer: torch.optim.Optimizer, rng) -> None:
-    model.train()
-    chosen = rng.choice(len(data.train), recipe.settings.batch, replace=False)
-    batch = recipe.collate([data.train.read(int(index), rng) for index in chosen])
-    recipe.compute_loss(model, {name: torch.from_numpy(array) for name, array in batch.items()}).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def _changed(model: nn.Module, before: dict) -> set[str]:
     return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
 
@@ -63,16 +55,10 @@ def test_the_head_alone_learns_and_beats_chance_by_far() -> None:
     data = recipe.load_data(None)
     torch.manual_seed(0)
     model = recipe.build_model(data)
-    before, optimizer, rng = _copy(model), recipe.make_optimizer(model), np.random.default_rng(0)
-    for _ in range(30):
-        _step(recipe, data, model, optimizer, rng)
+    before = _copy(model)
+    train(recipe, model, data, 30)
     assert _changed(model, before) == {"network._fc.weight", "network._fc.bias"}
-
-    def predict(inputs):
-        with torch.no_grad():
-            return model.eval()(torch.from_numpy(inputs["images"])).numpy()
-
-    assert recipe.evaluate(predict, data.held_out)["accuracy"] > 0.5
+    assert recipe.evaluate(make_predict(recipe, model), data.held_out)["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize(("start", "settings"), [("pretrained", {"whole": True}), ("scratch", {})])
@@ -82,7 +68,7 @@ def test_the_whole_network_learns_when_asked_or_from_scratch(start: str, setting
     torch.manual_seed(0)
     model = recipe.build_model(data)
     before = _copy(model)
-    _step(recipe, data, model, recipe.make_optimizer(model), np.random.default_rng(0))
+    train(recipe, model, data, 1)
     assert _changed(model, before) == set(before)
 
 

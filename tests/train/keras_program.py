@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import Told, losses, weights
+from listening import Told, losses, weights
 
 from tensorferry.train.start import Request, begin, resume
 from tensorferry.train.trained import load_trained

@@ -2,15 +2,11 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from conftest import TINY, Told, losses, weights
+from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
 from tensorferry.cli import main

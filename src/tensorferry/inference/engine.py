@@ -1,12 +1,15 @@
 """The engine that a search chose: call it, ask for its report, save it where the server finds it."""
 
+from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.inference.exam import Exam
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.outcome import Outcome
+from tensorferry.inference.report import EngineReport
 from tensorferry.inference.samples import name_samples
+from tensorferry.inference.saving import save_engine
 from tensorferry.inference.source import Arrays, Source
 from tensorferry.serve.tensors import Array
 
@@ -39,6 +42,17 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine of {self.source.title}: {self.candidate.title}, {self.outcome.speedup:.2f}x the original>"
+
+    def report(self) -> EngineReport:
+        """Every candidate that was tried, and why it won or lost."""
+        return EngineReport(self.outcome)
+
+    def save(self, path: str | Path, pipeline: bool = True) -> Path:
+        """Save where a server finds it, as "models/reviews" (the next version) or "models/reviews/1"; returns that folder.
+
+        Where the model came with a transform, clients send an image or a text, unless `pipeline` is off.
+        """
+        return save_engine(self, Path(path), pipeline)
 
     def close(self) -> None:
         """Give back the weights and the files; what was saved stays."""

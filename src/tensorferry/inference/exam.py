@@ -86,7 +86,7 @@ def examine(exam: Exam, runner: Runner) -> Match:
             fault = _find_fault(name, expected, answer)
             if fault:
                 return Match(0.0, np.inf, fault)
-            difference = max(difference, _relative_difference(expected, answer))
+            difference = max(difference, compare(expected, answer))
         given.append(answers)
     rows = _join([question.answers for question in exam.questions])
     agreements = [_agree(exam.judge, a, b) for a, b in zip(rows, _join(given[: len(exam.questions)]), strict=True)]
@@ -128,7 +128,8 @@ def _find_fault(name: str, expected: Array, answer: Array) -> str:
     return ""
 
 
-def _relative_difference(expected: Array, answer: Array) -> float:
+def compare(expected: Array, answer: Array) -> float:
+    """The largest difference, relative to the largest value."""
     if expected.dtype.kind not in "fiub" or not expected.size:
         return float(not np.array_equal(expected, answer))
     wide = expected.astype(np.float64)

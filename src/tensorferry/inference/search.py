@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensorferry.errors import BadModel, MissingExtra
-from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, list_variants, make_candidate
+from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, list_variants, make_candidate, thread_counts
 from tensorferry.inference.exam import Exam, Match, examine
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.measure import Speed, has_free_batch, measure, take_rows, time_in_turns
@@ -54,17 +54,11 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
     sample = exam.questions[0].inputs
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
-    baseline = Finding(
-        f"{source.title}, as it is ({source.framework})",
-        "fp32",
-        "",
-        "the original",
-        Match(1.0, 0.0),
-        measure(original, exam.signature, sample),
-    )
+    baseline = _measure_original(source, original, exam, sample)
     built = list(_build_all(source, exam, wishes, folder, lost, tell, deadline))
     found = list(_measure_all(built, exam, sample, lost, tell, deadline))
     found, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
+    source.set_num_threads(0)
     chosen = min(found, key=_latency, default=None)
     if chosen is None or _latency(baseline) < _latency(chosen):
         chosen = _keep_original(source, exam, baseline, folder, beaten=chosen is not None)
@@ -81,6 +75,17 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
         min_agreement=wishes.min_agreement,
         notes=source.notes,
     )
+
+
+def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays) -> Finding:
+    """The original with the number of threads that suits it best, which it is left with."""
+    speeds: dict[int, Speed] = {}
+    for num_threads in thread_counts(count_cores()):
+        source.set_num_threads(num_threads)
+        speeds[num_threads] = measure(original, exam.signature, sample)
+    best = min(speeds, key=lambda count: speeds[count].latency_seconds)
+    source.set_num_threads(best)
+    return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
 
 
 def _build_all(

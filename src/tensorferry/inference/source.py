@@ -8,7 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +39,8 @@ class Source:
     keep: Route  # its own format: what is served where nothing else gives its answers
     labels: tuple[str, ...] = ()
     transform: dict[str, Any] | None = None  # what turns a client's image or text into inputs, as data
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    set_num_threads: Callable[[int], None] = lambda _: None  # of the original, where it can be told; 0: as it was
 
 
 _LOGGERS = ("root", "torch.onnx", "torch.export", "tf2onnx", "tensorflow", "nncf")

@@ -39,6 +39,7 @@ class HeadOnly(nn.Module):
         super().__init__()
         self.network = network.requires_grad_(False)
         self.network.get_submodule(_HEAD).requires_grad_(True)
+        self.train()
 
     def train(self, mode: bool = True) -> "HeadOnly":
         """Training mode for the last layer alone: a norm in training mode would change with every batch."""

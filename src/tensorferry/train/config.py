@@ -23,6 +23,7 @@ class Config:
     settings: dict[str, Any]  # all of them
     start: str
     data: str | None  # None: what the recipe brings
+    metric: str  # that tells the best checkpoint
     every: int  # evaluate and save after this many steps
     terms: Terms
     reason: str = ""  # why it is that precision

@@ -46,7 +46,7 @@ class KerasTrainer(Trainer):
         logs = self.model.train_on_batch(self._inputs(batch), self._targets(batch), return_dict=True)
         return float(logs["loss"])
 
-    def predict(self, batch: Arrays) -> NDArray[Any]:
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         if keras.backend.backend() == "torch":
             return _predict_in_torch(self.model, self._inputs(batch))
         return np.asarray(self.model.predict_on_batch(self._inputs(batch)), "float32")

@@ -19,7 +19,7 @@ from tensorferry.train.events import Events
 from tensorferry.train.folder import Run
 from tensorferry.train.progress import Progress
 from tensorferry.train.signals import Stop
-from tensorferry.train.trainer import Trainer
+from tensorferry.train.trainer import Trainer, make_predict
 
 MAX_SKIPPED = 5  # steps of a run whose loss may be no number
 
@@ -93,7 +93,8 @@ def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]
 
 def _evaluate(session: Session, state: State) -> State:
     recipe = session.recipe
-    metrics = {name: float(value) for name, value in recipe.evaluate(session.trainer.predict, session.data.held_out).items()}
+    found = recipe.evaluate(make_predict(session.trainer, recipe), session.data.held_out)
+    metrics = {name: float(value) for name, value in found.items()}
     value = _find_metric(recipe, metrics)
     better = math.isfinite(value) and (
         state.best_value is None or (value > state.best_value if recipe.higher_is_better else value < state.best_value)

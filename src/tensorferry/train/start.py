@@ -59,6 +59,7 @@ def begin(request: Request, progress: Progress) -> int:
             settings=asdict(recipe.settings),
             start=recipe.start,
             data=None if source is None else str(source),
+            metric=recipe.metric,
             every=request.every or max(1, recipe.settings.steps // 10),
             # what "auto" has measured here holds for the whole run
             terms=replace(terms, precision=trainer.precision.name),

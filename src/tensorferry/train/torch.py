@@ -54,7 +54,7 @@ class TorchTrainer(Trainer):
         self._optimizer.zero_grad()
         return value
 
-    def predict(self, batch: Arrays) -> NDArray[Any]:
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
         with torch.no_grad(), self.precision:
             out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))

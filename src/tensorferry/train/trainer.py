@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.engines.resident import ResidentMeter
 from tensorferry.errors import BadRecipe, MissingExtra
-from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Recipe, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, TorchRecipe
 from tensorferry.report import Report
 
 
@@ -36,7 +37,7 @@ class Trainer(ABC):
         """Take one step and return its loss; where that is no number, the weights may be spoilt."""
 
     @abstractmethod
-    def predict(self, batch: Arrays) -> NDArray[Any]:
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         """The model's outputs for a batch's inputs; nothing is trained."""
 
     @abstractmethod
@@ -59,6 +60,18 @@ class Trainer(ABC):
     @abstractmethod
     def report(self) -> Report | None:
         """Planned beside measured; None without a budget."""
+
+
+def make_predict(trainer: Trainer, recipe: Recipe) -> Predict:
+    """A function from inputs to outputs that never holds more samples at once than a step does, however many it is given."""
+
+    def predict(arrays: Arrays) -> NDArray[Any]:
+        inputs = {name: arrays[name] for name in recipe.inputs}
+        num, size = len(inputs[recipe.inputs[0]]), recipe.settings.batch
+        parts = [{name: array[at : at + size] for name, array in inputs.items()} for at in range(0, num, size)]
+        return np.concatenate([trainer.predict_batch(part) for part in parts])
+
+    return predict
 
 
 class StepMeter:

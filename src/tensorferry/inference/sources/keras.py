@@ -55,7 +55,7 @@ def save(model: Any, signature: Signature, folder: Path) -> Path:
 
     @tf.function(input_signature=specs)
     def call(*tensors: Any) -> dict[str, Any]:
-        results = keras.tree.flatten(model(list(tensors) if len(tensors) > 1 else tensors[0], training=False))
+        results = keras.tree.flatten(model(keras.tree.pack_sequence_as(model.input, list(tensors)), training=False))
         return dict(zip(outputs, results, strict=True))
 
     holder = tf.Module()

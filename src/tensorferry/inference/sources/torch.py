@@ -53,7 +53,7 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     )
     routes = (*_routes_of_program(program, signature), traced)
     keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
-    return Source(title or type(module).__name__, "torch", signature, runtime, routes, keep)
+    return Source(title or type(module).__name__, "torch", signature, runtime, routes, keep, set_num_threads=_thread_setter())
 
 
 def read_program(path: Path, num_threads: int) -> Source:
@@ -70,7 +70,8 @@ def read_program(path: Path, num_threads: int) -> Source:
         return folder / "model.pt2"
 
     routes = _routes_of_program(program, runtime.signature)
-    return Source(path.name, "torch", runtime.signature, runtime, routes, Route("the .pt2 file itself", "pytorch", keep))
+    kept = Route("the .pt2 file itself", "pytorch", keep)
+    return Source(path.name, "torch", runtime.signature, runtime, routes, kept, set_num_threads=_thread_setter())
 
 
 def read_script(path: Path, example: Arrays, trust: bool) -> Source:
@@ -147,6 +148,11 @@ def _convert_object(model: Any, signature: Signature, folder: Path) -> Path:
 def _save_program(program: Any, folder: Path) -> Path:
     torch.export.save(program, folder / "model.pt2")
     return folder / "model.pt2"
+
+
+def _thread_setter() -> Callable[[int], None]:
+    before = torch.get_num_threads()
+    return lambda num_threads: torch.set_num_threads(num_threads or before)
 
 
 def _call(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:

@@ -81,7 +81,7 @@ class KerasRunner:
 
 def _compile(model: Any) -> Any:
     def call(arrays: list[Any]) -> Any:
-        return model(arrays if len(arrays) > 1 else arrays[0], training=False)
+        return model(keras.tree.pack_sequence_as(model.input, arrays), training=False)
 
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

@@ -1,14 +1,15 @@
 """`ferry.optimize`: one call from a trained model to an engine."""
 
+from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadOption
-from tensorferry.inference.candidates import count_cores, has_bf16
+from tensorferry.inference.candidates import has_bf16
 from tensorferry.inference.engine import Engine
 from tensorferry.inference.exam import set_exam
 from tensorferry.inference.folder import Folder
-from tensorferry.inference.opening import open_source
-from tensorferry.inference.samples import MAX_SAMPLES, cut_rows, name_samples, split_samples
+from tensorferry.inference.opening import Given, open_source
+from tensorferry.inference.samples import MAX_SAMPLES, cut_rows, split_samples
 from tensorferry.inference.search import Tell, Wishes, search
 from tensorferry.plan.machines import nearest
 
@@ -24,11 +25,12 @@ def optimize(
     judge: str = "auto",
     calibrate: Any = None,
     labels: tuple[str, ...] = (),
+    weights: Path | None = None,
     seconds: float = 120.0,
     trust: bool = False,
     tell: Tell = lambda _: None,
 ) -> Engine:
-    """The fastest engine that gives the answers of `model`: a module, a Keras model, or the path of a file or folder.
+    """The fastest engine that gives the answers of `model`: a module, a Keras model, or the path of a file, folder or run.
 
     `example` is a batch of real inputs (an array, a tuple, or arrays by name; rows first): answers are compared on it, so the
     more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises, calibrated on
@@ -42,11 +44,10 @@ def optimize(
         raise BadOption(f"expected seconds above zero, received {seconds!r}")
     folder = Folder()
     try:
-        opened = open_source(model, example, labels=labels, trust=trust, num_threads=count_cores(), scratch=folder.new())
+        opened = open_source(model, Given(example, tuple(labels), weights, trust), folder.new())
         source, samples, calibration = opened.source, cut_rows(opened.samples, MAX_SAMPLES), None
         if "int8" in precisions:
-            given = None if calibrate is None else name_samples(calibrate, source.signature)
-            calibration, samples = split_samples(opened.samples, given)
+            calibration, samples = split_samples(opened.samples, opened.read_calibration(calibrate))
         exam = set_exam(source.original.new_runner(), source.signature, samples, judge)
         wishes = Wishes(precisions, min_agreement, seconds, calibration)
         return Engine(source, exam, search(source, exam, wishes, folder, tell), folder)
