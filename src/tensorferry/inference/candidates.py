@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
 _TITLES = {
@@ -44,10 +44,17 @@ class Candidate:
         folder = self.path.parent
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
-    def load(self) -> Runtime:
-        """Its runtime, as the server would load it."""
-        device = "gpu" if self.accelerator else "cpu"
-        return load_runtime(self.backend, LoadOptions(self.path, self.num_threads, device=device, parameters=self.parameters))
+    def load(self, signature: Signature) -> Runtime:
+        """Its runtime, as the server would load it with a configuration that has the names of `signature`."""
+        options = LoadOptions(
+            self.path,
+            self.num_threads,
+            device="gpu" if self.accelerator else "cpu",
+            parameters=self.parameters,
+            input_names=tuple(tensor.name for tensor in signature.inputs),
+            output_names=tuple(tensor.name for tensor in signature.outputs),
+        )
+        return load_runtime(self.backend, options)
 
 
 def make_candidate(backend: str, precision: str, path: Path, num_threads: int, accelerator: str = "") -> Candidate:

@@ -159,7 +159,7 @@ def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Ite
 def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> tuple[Match | None, str]:
     """How a freshly loaded candidate does in the exam, and why it fails; no reason: it passes."""
     try:
-        runtime = candidate.load()
+        runtime = candidate.load(exam.signature)
     except Exception as error:  # a file that was written without an error may still be no model
         return None, f"cannot be loaded: {first_line(error)}"
     runner = runtime.new_runner()
@@ -191,7 +191,7 @@ def _measure_all(
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
         try:
-            runtime = candidate.load()
+            runtime = candidate.load(exam.signature)
             runner = runtime.new_runner()
             speed = measure(runner, exam.signature, sample)
         except Exception as error:  # it passed with other settings; with these it may not even load
@@ -211,7 +211,7 @@ def _time_finalists(
     if not near:
         return found, baseline
     tell(f"timing the {len(near)} fastest and the original in turns")
-    runtimes = {each.title: each.candidate.load() for each in near if each.candidate is not None}
+    runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
     seconds = max(1.0, min(10.0, deadline - time.perf_counter()))
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
