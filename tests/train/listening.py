@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.train.config import Config
+from tensorferry.train.progress import Progress
 
 TINY = f"{Path(__file__).with_name('tiny.py')}:Tiny"
 
 
-class Told:
+class Told(Progress):
     """A progress that only listens."""
 
     def __init__(self) -> None:

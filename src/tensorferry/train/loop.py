@@ -53,20 +53,28 @@ class _BadLoss(Exception):
 
 def run_steps(session: Session, state: State) -> State:
     """Take the steps after `state`, whose weights the trainer has, and return where it ended: at the last one, or at a signal."""
-    with session.trainer.training():
+    with _load_ahead(session, state) as first, session.trainer.training():
+        batches = first
         while True:
             try:
-                return _take_steps(session, state)
+                with batches:
+                    return _take_steps(session, state, batches)
             except _BadLoss as bad:
                 state = _go_back(session, bad)
+                batches = _load_ahead(session, state)
 
 
-def _take_steps(session: Session, state: State) -> State:
+def _load_ahead(session: Session, state: State) -> Batches:
+    """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
-    with (
-        Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps) as batches,
-        Events(session.run.folder / "events", state.step) as events,
-    ):
+    batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps)
+    batches.wait_until_full()
+    return batches
+
+
+def _take_steps(session: Session, state: State, batches: Batches) -> State:
+    config = session.config
+    with Events(session.run.folder / "events", state.step) as events:
         for batch in batches:
             row = _take_step(session, state.step + 1, batch, state.skipped) | {"wait_seconds": batches.wait_seconds}
             state = replace(state, step=row["step"])

@@ -3,7 +3,8 @@
 import json
 import sys
 import time
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -15,23 +16,30 @@ from tensorferry.units import format_bytes, parse_bytes
 _LINE_SECONDS = 10.0  # between plain lines, so that a log stays short
 
 
-class Progress(Protocol):
+class Progress(ABC):
     """Whoever is told what a run does."""
 
+    @abstractmethod
     def begin(self, config: Config, done: int) -> None:
         """Steps begin after that many."""
 
+    @abstractmethod
     def say(self, text: str) -> None:
         """Something that a user should know."""
 
-    def say_working(self, what: str) -> None:
+    def say_working(self, what: str) -> None:  # noqa: B027
         """What goes on when it is not a step."""
 
+    @abstractmethod
     def step(self, row: dict[str, Any]) -> None:
         """A step is done."""
 
+    @abstractmethod
     def end(self, summary: dict[str, Any]) -> None:
         """The run is over, or stopped."""
+
+    def leave(self) -> None:  # noqa: B027
+        """Give the terminal back, however the run ended."""
 
 
 def make_progress(as_json: bool) -> Progress:
@@ -41,7 +49,7 @@ def make_progress(as_json: bool) -> Progress:
     return LiveProgress() if sys.stdout.isatty() else LineProgress()
 
 
-class JsonProgress:
+class JsonProgress(Progress):
     """One JSON object a line, for programs."""
 
     def begin(self, config: Config, done: int) -> None:
@@ -49,9 +57,6 @@ class JsonProgress:
 
     def say(self, text: str) -> None:
         self._tell(note=text)
-
-    def say_working(self, what: str) -> None:
-        pass
 
     def step(self, row: dict[str, Any]) -> None:
         self._tell(**row)
@@ -63,7 +68,7 @@ class JsonProgress:
         print(json.dumps(event), flush=True)
 
 
-class LineProgress:
+class LineProgress(Progress):
     """A line every few seconds and for every evaluation, for logs."""
 
     def __init__(self) -> None:
@@ -77,9 +82,6 @@ class LineProgress:
     def say(self, text: str) -> None:
         print(text, flush=True)
 
-    def say_working(self, what: str) -> None:
-        pass
-
     def step(self, row: dict[str, Any]) -> None:
         self._pace.add(row)
         now = time.monotonic()
@@ -91,7 +93,7 @@ class LineProgress:
         print(_last_words(summary), flush=True)
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A bar that moves."""
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class LiveProgress:
 
     def begin(self, config: Config, done: int) -> None:
         self._pace = _Pace(config, done)
-        self._console.print(_headline(config, done), highlight=False)
+        self._console.print(_headline(config, done), highlight=False, markup=False)
         self._task = self._bar.add_task("", total=config.steps, completed=done, doing="starting", figures="")
         self._bar.start()
 
@@ -114,10 +116,13 @@ class LiveProgress:
 
     def step(self, row: dict[str, Any]) -> None:
         self._pace.add(row)
-        figures = self._pace.describe(row)
-        self._bar.update(self._task, completed=row["step"], doing="training", figures=figures)
         if "held_out" in row:
-            self._console.print(f"step {row['step']}  {figures}", highlight=False, markup=False)
+            self._console.print(f"step {row['step']}  {self._pace.describe(row)}", highlight=False, markup=False)
+        figures = self._pace.describe({name: value for name, value in row.items() if name != "held_out"})
+        self._bar.update(self._task, completed=row["step"], doing="training", figures=figures)
+
+    def leave(self) -> None:
+        self._bar.stop()
 
     def end(self, summary: dict[str, Any]) -> None:
         self._bar.stop()
@@ -143,10 +148,11 @@ class _Pace:
         self._step = row["step"]
 
     def describe(self, row: dict[str, Any]) -> str:
-        loss = "skipped" if row["loss"] is None else f"loss {row['loss']:.4g}"
-        parts = [loss, *(f"{name} {value:.4g}" for name, value in row.get("held_out", {}).items())]
-        if seconds := row["seconds"] + row["wait_seconds"]:
-            parts.append(f"{self._batch / seconds:.3g} samples/s")
+        metrics = [f"{name} {value:.4g}" for name, value in row.get("held_out", {}).items()]
+        if row["loss"] is None:
+            return "  ".join(["left out", *metrics])
+        parts = [f"loss {row['loss']:.4g}", *metrics]
+        parts.append(f"{self._batch / (row['seconds'] + row['wait_seconds']):.3g} samples/s")
         if row["peak_nbytes"]:
             parts.append(f"memory {format_bytes(row['peak_nbytes'])}{self._of_budget}")
         return "  ".join(parts)

@@ -116,10 +116,13 @@ def load_weights(trainer: Any, checkpoint: Path, *, weights_only: bool = False) 
 def _run(session: Session, state: State) -> int:
     if not Events.available():
         session.progress.say(HINT)
-    session.progress.begin(session.config, state.step)
-    with _clear_memory_errors(session):
-        state = run_steps(session, state)
-    session.progress.end(finish(session, state))
+    try:
+        session.progress.begin(session.config, state.step)
+        with _clear_memory_errors(session):
+            state = run_steps(session, state)
+        session.progress.end(finish(session, state))
+    finally:
+        session.progress.leave()
     return session.stop.exit_code
 
 
