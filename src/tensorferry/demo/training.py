@@ -20,7 +20,6 @@ from tensorferry.train.start import Request as TrainRequest
 from tensorferry.train.start import begin
 
 _SEED = 7
-_BASE = 16  # channels at full resolution
 
 
 def main(argv: list[str]) -> None:
@@ -41,8 +40,8 @@ def main(argv: list[str]) -> None:
             raise
 
 
-def _train_request(request: Request, base: int = _BASE) -> TrainRequest:
-    settings = {"resolution": request.edge, "base": base, "steps": request.num_steps}
+def _train_request(request: Request) -> TrainRequest:
+    settings = {"resolution": request.edge, "base": request.base, "steps": request.num_steps}
     return TrainRequest(
         recipe=RECIPE,
         settings={name: str(value) for name, value in settings.items()},
@@ -58,7 +57,7 @@ def _warm_up(edge: int) -> None:
     """Train in small and read the head, so that what is loaded once does not count as the training's own."""
     _ = ferry.LargeModel
     with tempfile.TemporaryDirectory() as folder:
-        begin(_train_request(Request(16, 1, f"{folder}/run"), base=2), _Silent())
+        begin(_train_request(Request(16, 1, f"{folder}/run", base=2)), _Silent())
     load_cube(Mni152(), edge)
 
 

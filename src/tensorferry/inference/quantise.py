@@ -22,16 +22,17 @@ class Quantiser:
     """One way to an int8 file."""
 
     title: str
+    variant: str  # what tells it from the backend's other ways
     write: Callable[[Path, Arrays, Path], Path]  # from an fp32 file and samples, into a folder
 
 
 def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
     """The ways to int8 for a backend's files."""
     return {
-        "openvino": (Quantiser("NNCF", _quantise_openvino),),
+        "openvino": (Quantiser("NNCF", "NNCF", _quantise_openvino),),
         "onnxruntime": (
-            Quantiser("onnxruntime, static", _quantise_static),
-            Quantiser("onnxruntime, dynamic", _quantise_dynamic),
+            Quantiser("onnxruntime, static", "static", _quantise_static),
+            Quantiser("onnxruntime, dynamic", "dynamic", _quantise_dynamic),
         ),
     }.get(backend, ())
 
