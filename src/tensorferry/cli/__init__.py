@@ -1,6 +1,7 @@
 """The `ferry` command: one file a verb, no logic."""
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -20,7 +21,9 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = Parser(prog="ferry", description="Train what does not fit, inside a memory budget in bytes.")
+    parser = Parser(
+        prog="ferry", description="From out-of-memory to in-production: train inside a memory budget, optimise, serve."
+    )
     parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for verb in _VERBS:
@@ -36,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its kernels are not what was asked for
     try:
         code: int = options.run(options)
     except FerryError as error:
