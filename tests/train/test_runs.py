@@ -130,6 +130,12 @@ def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_
         begin(request, told)
 
 
+def test_a_model_that_does_not_fit_is_told_of_budgets(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(ferry.RunFailed, match=r"the model ran out of memory: .*--budget 2GiB"):
+        train(settings={"num_wasted": str(10**17)})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_is_there_is_only_overwritten_by_force(train: Train, tmp_path: Path) -> None:
     folder = train()
     before = weights(folder)
@@ -206,6 +212,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train,
         ([TINY, "--data", "nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
         (["--resume", "nowhere"], "'nowhere' is no run"),
         (["--resume", "nowhere", "--steps", "3"], "--resume takes no --steps"),
+        (["--resume", "nowhere", "--precision", "bf16"], "--resume takes no --precision"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_code_2_and_writes_nothing(

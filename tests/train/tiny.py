@@ -40,7 +40,7 @@ class TinySettings(Settings):
     width: int = 16
     rate: float = 0.01
     num_bad: int = 0
-    sleep: float = 0.0
+    num_wasted: int = 0  # bytes that a step asks for besides
 
 
 class Tiny(TorchRecipe):
@@ -69,6 +69,7 @@ class Tiny(TorchRecipe):
         return torch.optim.AdamW(model.parameters(), lr=self.settings.rate)
 
     def compute_loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        torch.empty(self.settings.num_wasted, dtype=torch.uint8)
         return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
     def scale_rate(self, step: int) -> float:

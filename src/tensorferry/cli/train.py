@@ -34,7 +34,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--force", action="store_true", help="overwrite the run that is there")
     parser.add_argument("--every", type=_positive, metavar="N", help="evaluate and save every N steps (default: 10 times a run)")
     parser.add_argument("--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: any)")
-    parser.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16, fp16 or auto (default %(default)s)")
+    parser.add_argument("--precision", metavar="NAME", help="fp32, bf16, fp16 or auto (default: fp32)")
     parser.add_argument("--budget", metavar="BYTES", help='memory that a step may hold, such as "1.5GiB", or "auto"')
     parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
     parser.set_defaults(run=_run)
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         force=options.force,
         every=options.every,
         seed=options.seed,
-        precision=options.precision,
+        precision=options.precision or Request.precision,
         budget=options.budget,
         command=options.command,
     )
@@ -73,8 +73,9 @@ def _run(options: argparse.Namespace) -> int:
 def _refuse_with_resume(options: argparse.Namespace) -> None:
     from tensorferry import BadOption
 
-    given = ("data", "start", "steps", "set", "out", "force", "every", "seed", "budget")
-    wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name)]
+    given = ("data", "start", "steps", "set", "out", "force", "every", "seed", "precision", "budget")
+    unset = {"set": [], "force": False}
+    wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name) != unset.get(name)]
     if wrong:
         raise BadOption(f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or begin anew")
 
