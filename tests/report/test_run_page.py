@@ -109,4 +109,4 @@ def test_a_smoothed_constant_is_that_constant_from_the_first_step_on() -> None:
 
 
 def test_bytes_are_marked_at_powers_of_two() -> None:
-    assert find_ticks(0, 65 * MIB, in_bytes=True) == [0, 32 * MIB, 64 * MIB]
+    assert find_ticks(0, 65 * MIB, in_bytes=True) == [0, 16 * MIB, 32 * MIB, 48 * MIB, 64 * MIB]

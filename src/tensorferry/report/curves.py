@@ -16,7 +16,7 @@ Points: TypeAlias = Sequence[tuple[float, float]]  # step, value
 WIDTH, HEIGHT = 1000, 1000
 MAX_POINTS = 600
 _SMOOTHED_SHARE = 0.05  # of a curve's points that a smoothed one averages over
-_NUM_TICKS = 4
+_NUM_TICKS = 5  # at most
 _ROOM = 0.08  # of the height, left free above and below
 
 
@@ -108,7 +108,7 @@ def thin_out(points: Points) -> Points:
 
 
 def find_ticks(low: float, high: float, in_bytes: bool = False) -> list[float]:
-    """About four round values between two.
+    """A few round values between two.
 
     >>> find_ticks(0.1, 2.3)
     [0.5, 1.0, 1.5, 2.0]
