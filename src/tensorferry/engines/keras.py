@@ -188,7 +188,7 @@ class _TorchTraining(_Training):
 
 
 def _find_ours(error: BaseException | None) -> FerryError | None:
-    """The error of ours that Keras raised another in place of, often of another class and with a layer's arguments in its text."""
+    """The error of ours that Keras raised another in place of, often of another class and with a layer's arguments."""
     found = None
     while error is not None:
         if isinstance(error, FerryError):
