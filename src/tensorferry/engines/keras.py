@@ -188,11 +188,7 @@ class _TorchTraining(_Training):
 
 
 def _find_ours(error: BaseException | None) -> FerryError | None:
-<<<<<<< HEAD
-    """The error of ours that Keras raised another in place of, often of another class and with a layer's arguments."""
-=======
     """The error of ours that Keras put another in place of, often of another class, with a layer's arguments in its text."""
->>>>>>> main
     found = None
     while error is not None:
         if isinstance(error, FerryError):
