@@ -13,7 +13,7 @@ DEMO = [sys.executable, "-m", "tensorferry.cli", "demo"]
 
 
 def _demo(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
+    return subprocess.run([*DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=580)
 
 
 def _children(pid: int) -> list[int]:
@@ -23,8 +23,9 @@ def _children(pid: int) -> list[int]:
         return []
 
 
+@pytest.mark.timeout(600)  # three processes that each import large frameworks
 def test_plain_dies_of_the_cap_ferry_trains_on_and_the_losses_are_equal(tmp_path: Path) -> None:
-    done = _demo("--size", "48", "--steps", "2", "--out", "shown", folder=tmp_path)
+    done = _demo("--size", "64", "--steps", "2", "--out", "shown", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dies after 0 steps: " in done.stdout
     assert "trains on" in done.stdout
@@ -35,6 +36,7 @@ def test_plain_dies_of_the_cap_ferry_trains_on_and_the_losses_are_equal(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["shown"]
 
 
+@pytest.mark.timeout(600)
 def test_a_budget_below_the_floor_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     done = _demo("--size", "16", "--steps", "1", "--budget", "1MiB", folder=tmp_path)
     assert "survives: the cap is too high to show anything" in done.stdout  # the cap's own headroom holds all of it

@@ -67,3 +67,10 @@ def test_the_transform_turns_a_file_into_what_the_network_was_trained_on(tmp_pat
 def test_pictures_too_small_for_the_network_are_refused() -> None:
     with pytest.raises(BadRecipe, match="edge=16 is too small"):
         SmallResNet(ImageSettings(edge=16)).load_data(None)
+
+
+def test_the_learning_rate_rises_to_full_over_the_first_steps() -> None:
+    rates = [SmallResNet().scale_rate(step) for step in range(1, 40)]
+    assert rates[0] < 0.1
+    assert rates == sorted(rates)
+    assert rates[-1] == 1.0

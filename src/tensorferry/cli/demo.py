@@ -9,7 +9,7 @@ from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:
   ferry demo                        under three minutes on two cores
-  ferry demo --size 64 --steps 3    smaller and quicker
+  ferry demo --size 64 --steps 2    smaller and quicker
   ferry demo --budget 700MiB        a budget of your own; the cap leaves a little room above it
 """
 

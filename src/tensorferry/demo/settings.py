@@ -13,7 +13,7 @@ class Settings:
     """The demo as the user wants it."""
 
     out: Path = Path("ferry-demo")
-    num_steps: int = 4
+    num_steps: int = 3
     edge: int = 96  # voxels
     budget_nbytes: int | None = None  # None: a share of the plain peak
 

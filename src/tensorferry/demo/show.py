@@ -56,7 +56,8 @@ def show(settings: Settings, console: Console | None = None) -> int:
     console.print(
         f"What was kept, swapped and recomputed, and when: {settings.out / 'report.html'}", markup=False, soft_wrap=True
     )
-    console.print(f"Train it for longer: ferry train {RECIPE} --budget {format_bytes(budget).replace(' ', '')}", soft_wrap=True)
+    longer = f"--set resolution={settings.edge} --set base={request.base} --budget {budget}"
+    console.print(f"Train it for longer: ferry train {RECIPE} {longer}", markup=False, soft_wrap=True)
     return 0 if equal and dead.out_of_memory else 1
 
 

@@ -20,6 +20,7 @@ from tensorferry.recipes.held_out import read_batches
 from tensorferry.recipes.images import Scale, describe_images, read_folder
 from tensorferry.recipes.recipe import Data, Predict, Samples, Settings, TorchRecipe
 
+_WARM_UP_STEPS = 20
 PHOTOGRAPHS = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # of ImageNet's, as is usual
 
 
@@ -68,6 +69,10 @@ class ClassifyImages(TorchRecipe):
         return torch.optim.SGD(
             learning, lr=settings.learning_rate, momentum=0.9, weight_decay=settings.weight_decay, nesterov=True
         )
+
+    def scale_rate(self, step: int) -> float:
+        """Rising to full over the first steps: a deep network with random weights and momentum would leap away."""
+        return min(1.0, step / _WARM_UP_STEPS)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Cross-entropy over the pictures."""

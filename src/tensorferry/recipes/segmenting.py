@@ -47,8 +47,9 @@ def compute_dice(found: NDArray[np.intp], truth: NDArray[np.int32], num_classes:
 def draw_slice(volume: NDArray[np.float32], truth: NDArray[np.int32], found: NDArray[np.intp], place: int) -> bytes:
     """A PNG of one slice across the front axis: the scan, the truth, and what was found; seen from behind, head up."""
     scan = volume[:, place, :, 0]
-    low, high = np.percentile(scan, (1, 99.5))
-    grey = np.clip((scan - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
+    shown = scan != 0
+    low, high = np.percentile(scan[shown], (1, 99.5)) if shown.any() else (0.0, 1.0)
+    grey = np.where(shown, np.clip((scan - low) / max(high - low, 1e-6) * 255, 0, 255), 0).astype(np.uint8)
     panels = [np.repeat(grey[..., None], 3, axis=-1), *(_colour(classes[:, place, :]) for classes in (truth, found))]
     image = load_extra("PIL.Image", "drawing a slice")
     upright = [image.fromarray(np.ascontiguousarray(panel.transpose(1, 0, 2)[::-1])) for panel in panels]
