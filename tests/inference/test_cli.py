@@ -140,3 +140,14 @@ class _Sorting(torch.nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.net(image) + torch.special.bessel_j0(image).mean((1, 2, 3), keepdim=True)[:, :, 0, 0]
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['tritonclient'] = None; from tensorferry.cli import main; "
+        "sys.exit(main(['optimize', 'net.onnx']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "tensorferry[optimize]"' in done.stderr

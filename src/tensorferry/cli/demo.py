@@ -35,7 +35,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--steps", type=_positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
-    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 60 %% of what plain training takes)')
+    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
     parser.set_defaults(run=_run)
 
 

@@ -97,10 +97,19 @@ def _has_vnni() -> bool:
 
 def _prepare(path: Path, folder: Path) -> Path:
     """The graph with its shapes inferred and its constants folded, as onnxruntime's quantisers want it."""
+    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quant_pre_process(str(path), str(folder / "prepared.onnx"), skip_symbolic_shape=True)
-    return folder / "prepared.onnx"
+    prepared = folder / "prepared.onnx"
+    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    model = onnx.load(prepared)
+    # exporters note the shapes of weights there too; a quantiser that transposes a weight would contradict the note
+    weights = {weight.name for weight in model.graph.initializer}
+    kept = [note for note in model.graph.value_info if note.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    onnx.save(model, prepared)
+    return prepared
 
 
 def _single_rows(samples: Arrays) -> Iterator[Arrays]:

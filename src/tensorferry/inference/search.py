@@ -139,7 +139,8 @@ def _build_plain(
                 path = route.write(target)
         except Exception as error:  # whatever an exporter raises at a model that it does not know
             title = make_candidate(route.backend, "fp32", target, count_cores()).title
-            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}"))
+            hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
+            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
             continue
         admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
         if admitted:
@@ -183,12 +184,12 @@ def _measure_all(
     built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
 ) -> Iterator[Finding]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
-    # what is most likely to win comes first, in case the time runs out: every file with its usual number of threads
+    # every file with its usual number of threads comes first, and is measured even where building took all the time
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
     for count, (at, index) in enumerate(order):
         candidate, file = variants[index][at], built[index]
         finding = Finding(candidate.title, file.precision, file.route, "", file.match, None, candidate.nbytes, candidate)
-        if time.perf_counter() > deadline and count:
+        if time.perf_counter() > deadline and at > 0:
             lost.append(replace(finding, verdict="not measured: the time was up", candidate=None))
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
