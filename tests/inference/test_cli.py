@@ -34,7 +34,7 @@ def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.Capt
     assert "points, step" in (tmp_path / "report.html").read_text()
 
     rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    tensor = triton.InferInput("input", [5, 4], "FP32")
+    tensor = triton.InferInput("x", [5, 4], "FP32")
     tensor.set_data_from_numpy(rows)
     best = triton.InferRequestedOutput("output", class_count=1)
     classes = serve(tmp_path / "models").infer("points", [tensor], outputs=[best]).as_numpy("output")
