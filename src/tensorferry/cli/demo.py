@@ -19,8 +19,8 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "demo",
         help="train a 3D U-Net on an MRI under a hard memory cap that plain training does not survive",
-        description="Train the recipe unet3d-brain three times, each in a process of its own: plain, plain under a hard memory cap, "
-        "and under the same cap with a budget. Compare the losses bit for bit.",
+        description="Train the recipe unet3d-brain three times, each in a process of its own: plain, plain under a hard memory "
+        "cap, and under the same cap with a budget. Compare the losses bit for bit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -35,7 +35,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--steps", type=_positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
-    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 60 %% of what plain training takes)')
+    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
     parser.set_defaults(run=_run)
 
 

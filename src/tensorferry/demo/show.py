@@ -17,7 +17,7 @@ from tensorferry.demo.settings import RECIPE, Request, Settings
 from tensorferry.errors import FerryError, MissingExtra
 from tensorferry.units import format_bytes
 
-_BUDGET_SHARE = 0.6  # of the plain peak
+_BUDGET_SHARE = 0.75  # of the plain peak
 _NEEDED = {"torch": "torch", "keras": "tensorflow", "nibabel": "recipes", "nilearn": "recipes"}  # and the extras that bring them
 _RUN_CONFIG = "config.json"  # what makes a folder a run
 

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     try:
         begin(_train_request(request), JsonProgress())
     except (ferry.FerryError, RuntimeError, MemoryError) as error:
-        refused = next((cause for cause in (error, error.__cause__) if cause and is_out_of_memory(cause)), None)
+        refused = next((cause for cause in (error.__cause__, error) if cause and is_out_of_memory(cause)), None)
         if refused is not None:
             _tell("out_of_memory", _first_sentence(refused))
         elif isinstance(error, ferry.FerryError):
@@ -67,10 +67,9 @@ class _Silent(JsonProgress):
 
 
 def _first_sentence(error: BaseException) -> str:
-    """What torch says, without the place in its sources."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    line = line.partition("DefaultCPUAllocator: ")[2] or line
-    return line.partition(" Error code")[0]
+    """What torch says, without the layer that Keras names and the place in torch's sources."""
+    text = str(error).partition("DefaultCPUAllocator: ")[2] or str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(" Error code")[0]
 
 
 def _tell(what: str, text: str) -> None:
