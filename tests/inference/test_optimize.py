@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from nets import Picture, answer, make_images, make_picture, make_sentence, make_texts, save_program
 
@@ -53,6 +54,16 @@ def test_the_model_in_hand_is_left_as_it_was() -> None:
 
 def test_an_exported_program_is_read_from_its_file(tmp_path: Path) -> None:
     engine = ferry.optimize(save_program(tmp_path / "net.pt2"), make_images(), seconds=1)
+    assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_read_by_who_trusts_it(tmp_path: Path) -> None:
+    torch.jit.script(make_picture()).save(tmp_path / "net.pt")
+    with pytest.raises(ferry.BadModel, match="may carry code"):
+        ferry.optimize(tmp_path / "net.pt", make_images())
+    engine = ferry.optimize(tmp_path / "net.pt", make_images(), trust=True, seconds=1)
     assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
     engine.close()
 

@@ -61,9 +61,15 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
     found, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
     source.set_num_threads(0)
     chosen = min(found, key=_latency, default=None)
-    if chosen is None or _latency(baseline) < _latency(chosen):
-        chosen = _keep_original(source, exam, baseline, folder, beaten=chosen is not None)
+    if chosen is None:
+        chosen = _keep_original(source, exam, baseline, folder, "no engine gives the same answers")
         found.append(chosen)
+    elif _latency(baseline) < _latency(chosen) and source.keep not in source.routes:
+        try:
+            chosen = _keep_original(source, exam, baseline, folder, "no engine is faster")
+            found.append(chosen)
+        except BadModel as error:  # an engine is there, if a slower one
+            lost.append(Finding(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
     findings = [replace(each, verdict=_verdict(each, chosen)) for each in sorted(found, key=_latency)]
     return Outcome(
         model=source.title,
@@ -226,23 +232,20 @@ def _time_finalists(
     return timed, _with_latency(baseline, medians[baseline.title])
 
 
-def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, beaten: bool) -> Finding:
-    """The original in its own format: nothing else gives its answers, or nothing is faster."""
+def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, why: str) -> Finding:
+    """The original in its own format."""
     try:
         with quiet_exporters():
             path = source.keep.write(folder.new())
     except Exception as error:
-        raise BadModel(
-            f"no engine gives the answers of {source.title}, and it cannot be saved in its own format either: {first_line(error)}"
-        ) from error
+        reason = first_line(error)
+        raise BadModel(f"{why}: {source.title} cannot be saved in its own format either: {reason}") from error
     candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:
-        raise BadModel(f"no engine gives the answers of {source.title}, and neither does its own format: {reason}")
-    why = "no engine is faster" if beaten else "no engine gives the same answers"
-    return Finding(
-        candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed, candidate.nbytes, candidate
-    )
+        raise BadModel(f"{why}, and neither does {source.title} once it is saved in its own format: {reason}")
+    finding = Finding(candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed)
+    return replace(finding, nbytes=candidate.nbytes, candidate=candidate)
 
 
 def _verdict(finding: Finding, chosen: Finding) -> str:
