@@ -128,10 +128,8 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
     passed = {each.title: each for each in _passed(engine)}
     plain = [title for title, each in passed.items() if each.precision != "int8"]
     int8 = [title for title, each in passed.items() if each.precision == "int8"]
-    # what the search itself took for the best, judged by the longer measurement
-    searched = {title: each.speed.latency_seconds for title, each in passed.items() if each.speed is not None}
-    default, chosen = min(plain, key=searched.__getitem__), min(searched, key=searched.__getitem__)
-    best8 = min(int8, key=searched.__getitem__, default="")
+    # findings come in the order in which the search preferred them; the longer measurement judges that
+    default, chosen, best8 = plain[0], engine.outcome.chosen.title, next(iter(int8), "")
     original = min((each for each in (ORIGINAL, RIVAL) if each in medians), key=medians.__getitem__)
     match = passed[best8].match if best8 else None
     return Row(

@@ -63,7 +63,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(tmp_path: Path, capsys: pytest
     assert {each["route"] for each in int8} >= {"NNCF", "onnxruntime, static"}
     for each in int8:
         passed = each["agreement"] is not None and each["agreement"] >= 1
-        assert passed == ("time of the chosen" in each["verdict"] or each["verdict"].startswith("chosen"))
+        assert passed == (each["latency_seconds"] is not None or "not measured" in each["verdict"])
     assert found["num_samples"] == 32
 
 

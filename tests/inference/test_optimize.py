@@ -28,8 +28,9 @@ def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
     for finding in outcome.findings:
         assert finding.match.difference <= FP32_DIFFERENCE
         assert finding.speed.latency_seconds > 0
-    fastest = min(finding.speed.latency_seconds for finding in outcome.findings)
-    assert outcome.chosen.speed.latency_seconds == fastest
+    timed = [finding for finding in outcome.findings if "first look" not in finding.verdict]
+    assert len(timed) >= 2
+    assert outcome.chosen.speed.latency_seconds == min(finding.speed.latency_seconds for finding in timed)
     assert outcome.chosen.verdict.startswith("chosen")
 
 
