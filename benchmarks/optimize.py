@@ -25,9 +25,9 @@ from rich.table import Table
 
 import tensorferry as ferry
 from optimize_subjects import SUBJECTS, Samples, Subject
-from tensorferry.inference.candidates import count_cores, has_bf16
+from tensorferry.inference.candidates import count_cores, has_bf16, thread_counts
 from tensorferry.inference.engine import Engine
-from tensorferry.inference.measure import take_rows, time_in_turns
+from tensorferry.inference.measure import take_rows, time_batch, time_in_turns
 from tensorferry.inference.outcome import Finding
 from tensorferry.serve.runtimes.runtime import Runner
 
@@ -92,6 +92,10 @@ def _time_all(engine: Engine, subject: Subject, samples: Samples, seconds: float
     runners[ORIGINAL] = engine.source.original.new_runner()
     one = take_rows(engine.exam.questions[0].inputs, 1)
     medians = time_in_turns(runners, engine.signature, one, seconds / 4, num_rounds=40)
+    for num_threads in thread_counts(count_cores())[1:]:  # the original, too, gets the number of threads that suits it
+        engine.source.set_num_threads(num_threads)
+        medians[ORIGINAL] = min(medians[ORIGINAL], time_batch(runners[ORIGINAL], engine.signature, one, seconds / 16))
+    engine.source.set_num_threads(0)
     if subject.rival is not None:
         medians[RIVAL] = _time_rival(subject.rival(), samples, seconds / 8)
     for title, runner in runners.items():
@@ -105,7 +109,6 @@ def _time_rival(model: Any, samples: Samples, seconds: float) -> float:
     """The Keras twin as a SavedModel, on the same images with their channels last."""
     import tempfile
 
-    from tensorferry.inference.measure import time_batch
     from tensorferry.inference.sources.keras import save
     from tensorferry.serve.runtimes.keras import KerasRuntime
     from tensorferry.serve.runtimes.runtime import LoadOptions
@@ -125,10 +128,8 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
     passed = {each.title: each for each in _passed(engine)}
     plain = [title for title, each in passed.items() if each.precision != "int8"]
     int8 = [title for title, each in passed.items() if each.precision == "int8"]
-    # what the search itself took for the best, judged by the longer measurement
-    searched = {title: each.speed.latency_seconds for title, each in passed.items() if each.speed is not None}
-    default, chosen = min(plain, key=searched.__getitem__), min(searched, key=searched.__getitem__)
-    best8 = min(int8, key=searched.__getitem__, default="")
+    # findings come in the order in which the search preferred them; the longer measurement judges that
+    default, chosen, best8 = plain[0], engine.outcome.chosen.title, next(iter(int8), "")
     original = min((each for each in (ORIGINAL, RIVAL) if each in medians), key=medians.__getitem__)
     match = passed[best8].match if best8 else None
     return Row(

@@ -13,7 +13,7 @@ from tensorferry.recipes import efficientnet_finetune, minilm, resnet, unet3d
 from tensorferry.recipes.library_text import read_topics
 
 Samples = dict[str, NDArray[Any]]
-NUM_SAMPLES = 64
+NUM_SAMPLES = 200  # half of them calibrate int8, half are compared
 
 
 @dataclass(frozen=True)

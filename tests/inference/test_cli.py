@@ -34,7 +34,7 @@ def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.Capt
     assert "points, step" in (tmp_path / "report.html").read_text()
 
     rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-    tensor = triton.InferInput("input", [5, 4], "FP32")
+    tensor = triton.InferInput("x", [5, 4], "FP32")
     tensor.set_data_from_numpy(rows)
     best = triton.InferRequestedOutput("output", class_count=1)
     classes = serve(tmp_path / "models").infer("points", [tensor], outputs=[best]).as_numpy("output")
@@ -63,7 +63,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(tmp_path: Path, capsys: pytest
     assert {each["route"] for each in int8} >= {"NNCF", "onnxruntime, static"}
     for each in int8:
         passed = each["agreement"] is not None and each["agreement"] >= 1
-        assert passed == ("time of the chosen" in each["verdict"] or each["verdict"].startswith("chosen"))
+        assert passed == (each["latency_seconds"] is not None or "not measured" in each["verdict"])
     assert found["num_samples"] == 32
 
 

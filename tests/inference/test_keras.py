@@ -31,6 +31,17 @@ def test_a_keras_model_keeps_its_names_and_answers() -> None:
     engine.close()
 
 
+def test_a_model_with_several_inputs_by_name_is_asked_by_name() -> None:
+    keras.utils.set_random_seed(0)
+    ends = {"numbers": keras.Input((3,), name="numbers"), "amounts": keras.Input((2,), name="amounts")}
+    joined = keras.layers.Concatenate()([ends["numbers"], ends["amounts"]])
+    model = keras.Model(ends, keras.layers.Dense(4, name="scores")(joined))
+    samples = {"numbers": IMAGES[:, 0, 0], "amounts": IMAGES[:, 1, 0, :2]}
+    engine = ferry.optimize(model, samples, seconds=1)
+    np.testing.assert_allclose(engine(**samples), model(samples).numpy(), atol=1e-5)
+    engine.close()
+
+
 def test_an_export_that_writes_an_invalid_file_without_an_error_is_caught(tmp_path: Path) -> None:
     model = make_model("gelu")  # exact GELU becomes an op that ONNX does not have, and the exporter says nothing
     model.save(tmp_path / "net.keras")

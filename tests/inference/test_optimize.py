@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from nets import Picture, answer, make_images, make_picture, make_sentence, make_texts, save_program
 
@@ -27,8 +28,9 @@ def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
     for finding in outcome.findings:
         assert finding.match.difference <= FP32_DIFFERENCE
         assert finding.speed.latency_seconds > 0
-    fastest = min(finding.speed.latency_seconds for finding in outcome.findings)
-    assert outcome.chosen.speed.latency_seconds == fastest
+    timed = [finding for finding in outcome.findings if "first look" not in finding.verdict]
+    assert len(timed) >= 2
+    assert outcome.chosen.speed.latency_seconds == min(finding.speed.latency_seconds for finding in timed)
     assert outcome.chosen.verdict.startswith("chosen")
 
 
@@ -53,6 +55,16 @@ def test_the_model_in_hand_is_left_as_it_was() -> None:
 
 def test_an_exported_program_is_read_from_its_file(tmp_path: Path) -> None:
     engine = ferry.optimize(save_program(tmp_path / "net.pt2"), make_images(), seconds=1)
+    assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_read_by_who_trusts_it(tmp_path: Path) -> None:
+    torch.jit.script(make_picture()).save(tmp_path / "net.pt")
+    with pytest.raises(ferry.BadModel, match="may carry code"):
+        ferry.optimize(tmp_path / "net.pt", make_images())
+    engine = ferry.optimize(tmp_path / "net.pt", make_images(), trust=True, seconds=1)
     assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
     engine.close()
 

@@ -80,7 +80,7 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
     trained = load_trained(path)
     samples = take_held_out(trained)
     source = replace(
-        _open_object(trained.model, tuple(samples.values()), scratch),
+        _open_trained(trained.model, samples, scratch),
         title=f"{path.name}, step {trained.step}",
         labels=given.labels or trained.data.labels,
         transform=trained.recipe.describe_transform(trained.data),
@@ -91,23 +91,40 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
             return name_samples(calibrate, source.signature)
         return name_samples(take_calibration(trained, calibrate), source.signature)
 
-    example = given.example if given.example is not None else tuple(samples.values())
+    example = samples if given.example is None else given.example
     return Opened(source, name_samples(example, source.signature), read_calibration)
 
 
+def _open_trained(model: Any, samples: Arrays, scratch: Path) -> Source:
+    """A recipe's model, whose inputs have the recipe's names: its transform makes those."""
+    if _framework_of(model) == "torch":
+        from tensorferry.inference.sources.torch import read_module
+
+        return read_module(model, samples)
+    from tensorferry.inference.sources.keras import read_keras
+
+    return read_keras(model, scratch, tuple(samples))
+
+
 def _open_object(model: Any, example: Any, scratch: Path) -> Source:
-    homes = {kind.__module__.split(".")[0] for kind in type(model).__mro__}
-    if "keras" in homes and "torch" not in homes:
+    framework = _framework_of(model)
+    if framework == "keras":
         from tensorferry.inference.sources.keras import read_keras
 
         return read_keras(model, scratch)
-    if "torch" in homes:
+    if framework == "torch":
         from tensorferry.inference.sources.torch import order_inputs, read_module
 
         if example is None:
             raise BadModel(f"a {type(model).__name__} does not tell its inputs; give an example, a batch of real ones")
         return read_module(model, order_inputs(model, example))
     raise BadModel(f"expected a torch module, a Keras model or a path, received a {type(model).__name__}")
+
+
+def _framework_of(model: Any) -> str:
+    """ "torch", "keras", or nothing for anything else; a Keras model on the torch back end is a module of torch."""
+    homes = {kind.__module__.split(".")[0] for kind in type(model).__mro__}
+    return next((name for name in ("torch", "keras") if name in homes), "")
 
 
 def _open_file(path: Path, given: Given, scratch: Path) -> Source:

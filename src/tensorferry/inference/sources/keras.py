@@ -1,5 +1,6 @@
 """Keras models in memory and `.keras` files, by way of a SavedModel whose tensors keep the model's names."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
 
-def read_keras(model: Any, scratch: Path) -> Source:
-    """The source of a model in memory."""
+def read_keras(model: Any, scratch: Path, names: tuple[str, ...] = ()) -> Source:
+    """The source of a model in memory; `names` are for its inputs in the order of its call, where its own are not wanted."""
     if keras.backend.backend() != "tensorflow":
         raise BadModel(f"this Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or give a torch module")
     runtime = KerasRuntime(model, model.name)
+    assert runtime.signature is not None
+    if names and set(names) != {tensor.name for tensor in runtime.signature.inputs}:
+        inputs = tuple(replace(each, name=name) for each, name in zip(runtime.signature.inputs, names, strict=True))
+        runtime.signature = replace(runtime.signature, inputs=inputs)
 
     def copy() -> Any:
         other = keras.models.clone_model(model)

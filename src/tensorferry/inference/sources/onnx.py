@@ -84,6 +84,9 @@ def set_names(ports: Sequence[Any], names: Sequence[str]) -> None:
 
 def rename_tensors(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """The same ONNX graph with other names for its inputs and outputs, in their order."""
+    for given, wanted in ((model.graph.input, inputs), (model.graph.output, outputs)):
+        if len(given) != len(wanted):
+            raise BadModel(f"the graph has {', '.join(each.name for each in given)} where the model has {', '.join(wanted)}")
     ends = (*zip(model.graph.input, inputs, strict=True), *zip(model.graph.output, outputs, strict=True))
     new_names = {end.name: name for end, name in ends}
     for node in model.graph.node:

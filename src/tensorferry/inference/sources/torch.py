@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.source import Arrays, Route, Source, first_line
+from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
 from tensorferry.inference.sources.onnx import convert, save_openvino
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
@@ -28,8 +28,9 @@ _CPU = torch.device("cpu")
 
 def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> Source:
     """The source of a module; `example` names its inputs in the order of the call."""
-    original = copy.deepcopy(module).to(_CPU).eval()
-    exported = copy.deepcopy(original)  # exporting may change what it exports
+    with quiet_exporters():  # copies of TorchScript warn of gradients that nobody wants
+        original = copy.deepcopy(module).to(_CPU).eval()
+        exported = copy.deepcopy(original)  # exporting may change what it exports
     tensors = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in example.values())
     shapes = [find_free_axes(array) for array in example.values()]
     inputs = tuple(
@@ -82,7 +83,8 @@ def read_script(path: Path, example: Arrays, trust: bool) -> Source:
             "or trust the file with --trust"
         )
     try:
-        module = torch.jit.load(str(path), map_location=_CPU).eval()
+        with quiet_exporters():  # torch wants people to use torch.export instead, and so do we
+            module = torch.jit.load(str(path), map_location=_CPU).eval()
     except RuntimeError as error:
         raise BadModel(f"PyTorch cannot load {path.name}: {first_line(error)}") from None
     return read_module(module, example, path.name)
