@@ -96,7 +96,7 @@ class ResNet50(ClassifyImages):
 
     def make_network(self, num_classes: int) -> nn.Module:
         """25.6 million weights at 1,000 classes."""
-        return resnet.resnet50(num_classes)
+        return _begin_as_shortcuts(resnet.resnet50(num_classes))
 
 
 class ResNet152(ClassifyImages):
@@ -104,7 +104,7 @@ class ResNet152(ClassifyImages):
 
     def make_network(self, num_classes: int) -> nn.Module:
         """60.2 million weights at 1,000 classes."""
-        return resnet.resnet152(num_classes)
+        return _begin_as_shortcuts(resnet.resnet152(num_classes))
 
 
 class GoogLeNet(ClassifyImages):
@@ -113,3 +113,11 @@ class GoogLeNet(ClassifyImages):
     def make_network(self, num_classes: int) -> nn.Module:
         """7 million weights at 1,000 classes."""
         return googlenet.GoogLeNet(num_classes)
+
+
+def _begin_as_shortcuts(network: resnet.ResNet) -> resnet.ResNet:
+    """Let every block begin as its shortcut alone (Goyal et al. 2017, arXiv:1706.02677): a deep ResNet diverges otherwise."""
+    for block in network.modules():
+        if isinstance(block, resnet.Bottleneck):
+            nn.init.zeros_(block.expand_norm.weight)
+    return network
