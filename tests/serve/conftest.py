@@ -48,6 +48,14 @@ class RunningServer:
             if text in line["message"]:
                 return line
 
+    def assert_no_fault(self) -> None:
+        """Nothing that was said so far was an error of the server itself."""
+        while not self.news.empty():
+            line = self.news.get()
+            assert line is not None, "it has ended"
+            self.lines.append(line)
+        assert not [line for line in self.lines if "error of the server itself" in line["message"]]
+
     def stop(self) -> int:
         """Ask it to stop, and tell its exit code."""
         if self.process.poll() is None:

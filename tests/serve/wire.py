@@ -1,5 +1,6 @@
 """HTTP/2 by hand, for saying to the server what no good client says; its answers are read with the hyper project's parsers."""
 
+import contextlib
 import socket
 import struct
 from collections import defaultdict
@@ -72,6 +73,7 @@ class Wire:
         self.socket = socket.socket()
         if rcvbuf:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, rcvbuf)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.settimeout(30)
         self.socket.connect((host, int(port)))
         self.encoder = hpack.Encoder()
@@ -80,6 +82,7 @@ class Wire:
         self.seen: list[Frame] = []
         self.answers: defaultdict[int, Answer] = defaultdict(Answer)
         self.number = -1
+        self.begins = begins
         if begins:
             self.send(PREFACE + write_settings(settings or {}))
 
@@ -141,8 +144,9 @@ class Wire:
                     self.unread = self.unread[9 + length :]
                     self.seen.append(frame)
                     self._keep(frame)
-                    if isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
-                        self.frame(SETTINGS, ACK)
+                    if self.begins and isinstance(frame, SettingsFrame) and "ACK" not in frame.flags:
+                        with contextlib.suppress(OSError):  # it may have hung up since
+                            self.frame(SETTINGS, ACK)
                     return frame
             try:
                 more = self.socket.recv(2**18)

@@ -1,6 +1,7 @@
 """HTTP/2 as RFC 9113 has it: whatever is wrong ends its stream or its connection with the right code, and nothing else."""
 
 import struct
+from collections.abc import Iterator
 
 import h2.config
 import h2.connection
@@ -59,7 +60,7 @@ def assert_good(wire: Wire) -> None:
 
 
 @pytest.fixture
-def wire(server: RunningServer) -> Wire:
+def wire(server: RunningServer) -> Iterator[Wire]:
     with Wire(server.grpc) as made:
         yield made
 

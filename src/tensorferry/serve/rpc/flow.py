@@ -24,8 +24,8 @@ from tensorferry.serve.rpc.streams import Stream
 
 CONNECTION_WINDOW = 2**30  # streams have windows of their own; this one only must not stand in their way
 _LOW_WINDOW = DEFAULT_WINDOW // 2
+_LARGE_NBYTES = 1024
 _MAX_TURN_FRAMES = 16  # of one stream, before another has its turn
-_LARGE_NBYTES = 1024  # less is nothing that a client has to widen windows for again and again
 
 Write = Callable[[bytes], None]
 
@@ -116,6 +116,7 @@ class Outflow:
         """DATA, now or when there is room for it."""
         if self._fits(stream, len(data)):
             self._spend(stream, len(data))
+            self.patience.earn()
             self.write(write_data_head(len(data), 0, stream.number) + data)
         else:
             self._wait(stream, memoryview(data))
@@ -198,6 +199,8 @@ class Outflow:
                 break
             self._spend(stream, room)
             stream.num_sent += room
+            if room >= _LARGE_NBYTES or room == len(part):  # windows that let a few bytes through earn nothing
+                self.patience.earn()
             frames += (write_data_head(room, 0, stream.number), part[:room].tobytes())
             if room == len(part):
                 pending.popleft()
@@ -222,8 +225,6 @@ class Outflow:
     def _spend(self, stream: Stream, nbytes: int) -> None:
         self.window -= nbytes
         stream.out_window -= nbytes
-        if nbytes >= _LARGE_NBYTES:
-            self.patience.earn()
 
     def _wait(self, stream: Stream, part: bytes | memoryview) -> None:
         stream.pending.append(part)

@@ -24,7 +24,7 @@ class RpcLimits:
 class Patience:
     """How much a client may ask that brings it nothing: resets, pings, settings, empty frames.
 
-    Each costs a little, time and answers that were sent give it back. What one of them costs the server is little as well, so a
+    Each costs a little, time and messages that were sent give it back. What one of them costs the server is little as well, so a
     burst is allowed; only a flood ends the connection (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2025-8671).
     """
 
@@ -48,5 +48,5 @@ class Patience:
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many resets, pings, settings or empty frames")
 
     def earn(self) -> None:
-        """An answer was sent, or a large part of one: the client may widen two windows for it."""
+        """A message was sent, or a full frame of one: the client may widen two windows for it."""
         self.left = min(self.BURST, self.left + 2)
