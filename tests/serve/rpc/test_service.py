@@ -228,14 +228,16 @@ def test_a_call_that_is_cancelled_leaves_the_queue(slow: RunningServer, path: st
 
 def test_a_deadline_ends_a_call_and_its_work(slow: RunningServer) -> None:
     _, failed_before = count_inferences(slow)
-    with Wire(slow.grpc) as wire:
-        streams = [wire.begin(wire.head("ModelInfer", ("grpc-timeout", "1m"))) for _ in range(6)]
+    with Wire(slow.grpc) as others, Wire(slow.grpc) as wire:
+        for _ in range(60):  # keep the model busy for longer than the deadline
+            others.data(others.begin(), pack(make_request("slow")))
+        others.ping()
+        streams = [wire.begin(wire.head("ModelInfer", ("grpc-timeout", "1S"))) for _ in range(6)]
         for stream in streams:
             wire.data(stream, pack(make_request("slow")))
-        statuses = [wire.answer(stream).status for stream in streams]
-        assert statuses.count(Status.DEADLINE_EXCEEDED) >= 5
+        assert [wire.answer(stream).status for stream in streams] == [Status.DEADLINE_EXCEEDED] * 6
+        assert count_inferences(slow)[1] - failed_before == 6
         assert wire.call(None, "ModelInfer", ("grpc-timeout", "99999999H")).status == Status.OK
-    assert count_inferences(slow)[1] - failed_before >= 4
     with grpc.insecure_channel(slow.grpc) as channel, pytest.raises(grpc.RpcError) as error:
         channel.unary_unary(f"{SERVICE}/ModelInfer")(make_request("slow"), timeout=0.001)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

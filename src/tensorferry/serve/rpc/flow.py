@@ -25,7 +25,7 @@ from tensorferry.serve.rpc.streams import Stream
 CONNECTION_WINDOW = 2**30  # streams have windows of their own; this one only must not stand in their way
 _LOW_WINDOW = DEFAULT_WINDOW // 2
 _LARGE_NBYTES = 1024
-_MAX_TURN_FRAMES = 16  # of one stream, before another has its turn
+_MAX_TURN_FRAMES = 4  # of one stream, before another has its turn
 
 Write = Callable[[bytes], None]
 

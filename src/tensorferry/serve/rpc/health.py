@@ -8,7 +8,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import NotFound
 from tensorferry.serve.rpc.calls import Call
-from tensorferry.serve.rpc.inference import parse
+from tensorferry.serve.rpc.infer_calls import parse
 
 SERVICE = "grpc.health.v1.Health"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3

@@ -12,7 +12,7 @@ import ssl
 from collections import deque
 from typing import Any, Protocol
 
-from tensorferry.serve.rpc.controlling import check_begun, handle_control
+from tensorferry.serve.rpc.control_frames import check_begun, handle_control
 from tensorferry.serve.rpc.flow import CONNECTION_WINDOW, Inflow, Outflow
 from tensorferry.serve.rpc.frames import (
     CONTINUATION,
@@ -45,6 +45,7 @@ from tensorferry.serve.rpc.sweeping import Watches, sweep
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_CONTINUATIONS = 8
+_MAX_UNSENT_NBYTES = 64 * 1024
 _MAX_RESET = 1024  # streams that we ended and whose frames may still be on their way
 
 
@@ -63,6 +64,9 @@ class Connection(asyncio.Protocol):
         self.limits = limits
         self.connections = connections
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
+        self.loop = asyncio.get_running_loop()
+        self.unsent: list[bytes] = []
+        self.num_unsent_nbytes = 0
         self.heads = HeadReader()
         self.inflow = Inflow(self.write, limits.max_message_nbytes)
         self.patience = Patience()
@@ -251,9 +255,24 @@ class Connection(asyncio.Protocol):
     # ---- answering ---------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Send bytes; the event loop puts together what one turn brings."""
-        if not self.transport.is_closing():
-            self.transport.write(data)
+        """Send bytes, together with what else this turn of the event loop brings: answers of a batch are one write."""
+        self.unsent.append(data)
+        self.num_unsent_nbytes += len(data)
+        if self.num_unsent_nbytes > _MAX_UNSENT_NBYTES:
+            self.flush()
+        elif len(self.unsent) == 1:
+            self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what waits for the end of the turn."""
+        unsent, self.unsent, self.num_unsent_nbytes = self.unsent, [], 0
+        if unsent and not self.transport.is_closing():
+            self.transport.write(b"".join(unsent))
+
+    def close(self) -> None:
+        """Send what there is, and end the connection."""
+        self.flush()
+        self.transport.close()
 
     def write_headers(self, number: int, block: bytes, *, ends: bool) -> bytes:
         """A HEADERS frame."""
@@ -275,7 +294,7 @@ class Connection(asyncio.Protocol):
             self.is_draining = True
             self.write(write_goaway(self.last_number, Code.NO_ERROR))
         if not self.streams:
-            self.transport.close()
+            self.close()
 
     def sweep(self, now: float) -> None:
         """End what takes too long; called about once a second."""
@@ -306,7 +325,7 @@ class Connection(asyncio.Protocol):
         self.outflow.drop(stream)
         self.inflow.release(stream)
         if self.is_draining and not self.streams:
-            self.transport.close()
+            self.close()
 
     def _abandon_all(self) -> None:
         for stream in list(self.streams.values()):
@@ -320,5 +339,6 @@ class Connection(asyncio.Protocol):
         self.rest = b""
         self.write(write_goaway(self.last_number, code, message))
         self._abandon_all()
+        self.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()

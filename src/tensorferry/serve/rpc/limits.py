@@ -48,5 +48,5 @@ class Patience:
                 raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many resets, pings, settings or empty frames")
 
     def earn(self) -> None:
-        """A message was sent, or a full frame of one: the client may widen two windows for it."""
-        self.left = min(self.BURST, self.left + 2)
+        """A message was sent, or a full frame of one: the client may widen its windows for it, and measure."""
+        self.left = min(self.BURST, self.left + 4)

@@ -10,9 +10,9 @@ from tensorferry.serve.faults import Unsupported
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.rpc import health
 from tensorferry.serve.rpc.calls import Call, Listener, Run, Unary
-from tensorferry.serve.rpc.control import Answer, Control
 from tensorferry.serve.rpc.heads import Head, write_first_block
-from tensorferry.serve.rpc.inference import StreamInfer, infer, parse
+from tensorferry.serve.rpc.infer_calls import StreamInfer, infer, parse
+from tensorferry.serve.rpc.methods import Answer, Methods
 from tensorferry.serve.rpc.streams import Stream
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -30,7 +30,7 @@ class Service:
         probe = health.Health(plane, frozenset({"", _SERVICE, health.SERVICE}))
         runs: dict[str, Run] = {
             f"/{_SERVICE}/{name}": partial(_answer_later, kind, answer)
-            for name, (kind, answer) in Control(plane).list_methods().items()
+            for name, (kind, answer) in Methods(plane).list_methods().items()
         }
         runs[f"/{_SERVICE}/ModelInfer"] = partial(infer, plane)
         runs[f"/{health.SERVICE}/Check"] = probe.check

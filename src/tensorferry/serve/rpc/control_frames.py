@@ -30,6 +30,9 @@ _NUM_NBYTES = {PING: 8, RST_STREAM: 4, WINDOW_UPDATE: 4}
 
 def handle_control(connection: "Connection", kind: int, flags: int, number: int, payload: bytes) -> None:
     """Do what a frame says; one of an unknown kind says nothing."""
+    if kind == WINDOW_UPDATE and len(payload) == 4:  # by far the most
+        _on_window_update(connection, number, payload)
+        return
     if (number and kind in _OF_THE_CONNECTION) or (not number and kind in _OF_A_STREAM):
         raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
     if len(payload) != _NUM_NBYTES.get(kind, len(payload)):
@@ -56,7 +59,7 @@ def _on_settings(connection: "Connection", flags: int, _: int, payload: bytes) -
     connection.write(write_frame(SETTINGS, ACK, 0, b""))
 
 
-def _on_window_update(connection: "Connection", _: int, number: int, payload: bytes) -> None:
+def _on_window_update(connection: "Connection", number: int, payload: bytes) -> None:
     increment = read_number(payload)
     if number == 0:
         connection.outflow.widen(increment)
@@ -101,5 +104,4 @@ _HANDLERS = {
     PUSH_PROMISE: _on_push_promise,
     RST_STREAM: _on_reset,
     SETTINGS: _on_settings,
-    WINDOW_UPDATE: _on_window_update,
 }

@@ -12,7 +12,7 @@ from tensorferry.serve.faults import InvalidRequest, Unsupported
 Answer = Callable[[Any], Awaitable[Any]]
 
 
-class Control:
+class Methods:
     """Answers a request's message with the message that the protocol wants."""
 
     def __init__(self, plane: DataPlane) -> None:
