@@ -8,10 +8,11 @@ STAMP := $(VENV)/.ready
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements/dev.txt
+$(STAMP): pyproject.toml requirements/dev.txt requirements/bare.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'TensorFerry needs Python 3.11 or newer: make PYTHON=python3.11 ...')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --requirement requirements/bare.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 

@@ -1,10 +1,13 @@
-"""What every test has: a cache folder of its own, and property tests without a deadline."""
+"""What every test has: a cache folder of its own, the same kernels on every CPU, and property tests without a deadline."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+# by itself TensorFlow decides by the CPU, and the two kinds of kernels and of allocator would be tested by chance
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 # a loaded machine is no reason to fail; what is too slow ends at pytest's own time-out
 settings.register_profile("ferry", deadline=None, print_blob=True)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import (
     BadBudget,
+    BadData,
     BadMachine,
     BadModel,
     BadOption,
     BadPlan,
+    BadRecipe,
+    BadRun,
     BadTier,
     BadTrace,
     BudgetTooSmall,
@@ -21,6 +24,7 @@ from tensorferry.errors import (
     MissingExtra,
     NotSupported,
     NotTraceable,
+    RunFailed,
     SavedTensorModified,
     TierFull,
     TierLost,
@@ -30,8 +34,10 @@ if TYPE_CHECKING:
     from tensorferry.engines import tensorflow
     from tensorferry.engines.capture import capture
     from tensorferry.engines.keras import LargeModel
+    from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
+    from tensorferry.inference import Engine, optimize
     from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
@@ -41,14 +47,18 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadBudget",
+    "BadData",
     "BadMachine",
     "BadModel",
     "BadOption",
     "BadPlan",
+    "BadRecipe",
+    "BadRun",
     "BadTier",
     "BadTrace",
     "BudgetTooSmall",
     "CopyStuck",
+    "Engine",
     "Estimate",
     "FerryError",
     "GraphFreed",
@@ -59,6 +69,7 @@ __all__ = [
     "NotTraceable",
     "Plan",
     "Report",
+    "RunFailed",
     "SavedTensorModified",
     "TierFull",
     "TierLost",
@@ -70,12 +81,15 @@ __all__ = [
     "large_model",
     "list_machines",
     "make_plan",
+    "optimize",
+    "precision",
     "simulate",
     "tensorflow",
     "this_machine",
 ]
 
 _HOMES = {
+    "Engine": "tensorferry.inference",
     "Estimate": "tensorferry.estimates",
     "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.plan",
@@ -89,6 +103,8 @@ _HOMES = {
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.plan",
     "make_plan": "tensorferry.plan",
+    "optimize": "tensorferry.inference",
+    "precision": "tensorferry.engines.precision",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",

@@ -16,6 +16,10 @@ FerryError
 ├── BadMachine           no such machine, or an entry that cannot be read
 ├── BadModel             no such model, or one that cannot be built, called or served as asked
 ├── BadOption            an option of a command that cannot be used
+├── BadRecipe            no such recipe or setting, or one that cannot be loaded
+├── BadData              a source of data that cannot be used
+├── BadRun               a run's folder that is missing, in the way, or of another recipe or version
+├── RunFailed            training had to stop: the loss is no number any more, the disk is full
 └── MissingExtra         an optional package is not installed
 """
 
@@ -89,6 +93,22 @@ class BadModel(FerryError, ValueError):
 
 class BadOption(FerryError, ValueError):
     """An option of a command that cannot be used."""
+
+
+class BadRecipe(FerryError, ValueError):
+    """No such recipe or setting, or a recipe that cannot be loaded."""
+
+
+class BadData(FerryError, ValueError):
+    """A source of data that cannot be used."""
+
+
+class BadRun(FerryError, ValueError):
+    """A run's folder that is missing, in the way, or of another recipe or version."""
+
+
+class RunFailed(FerryError, RuntimeError):
+    """Training had to stop; what was saved before stays."""
 
 
 class MissingExtra(FerryError, ImportError):

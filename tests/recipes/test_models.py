@@ -86,7 +86,7 @@ def test_hidden_words_of_a_bert_are_masked_and_scored_where_they_were() -> None:
     assert places.shape == words.shape == (3, bert.count_hidden(40))
     assert torch.equal(tokens.gather(1, places), torch.full_like(places, bert.MASK))
     model = bert.BERT(num_layers=1, width=32, num_heads=2).eval()
-    assert model.score.weight is model.tokens.weight
+    assert model.score.weight is model.encoder.tokens.weight
     swapped = places.flip(1)
     assert torch.allclose(model(tokens, places).flip(1), model(tokens, swapped), atol=1e-6)
 

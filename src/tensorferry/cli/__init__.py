@@ -1,13 +1,14 @@
 """The `ferry` command: one file a verb, no logic."""
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
 from tensorferry import FerryError, __version__
-from tensorferry.cli import bench_serve, demo, estimate, machines, serve
+from tensorferry.cli import bench_serve, demo, estimate, machines, optimize, recipes, report, serve, train
 
-_VERBS = (demo, estimate, machines, serve, bench_serve)
+_VERBS = (demo, recipes, train, report, optimize, estimate, machines, serve, bench_serve)
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = Parser(prog="ferry", description="Train what does not fit, inside a memory budget in bytes.")
+    parser = Parser(prog="ferry", description="From out-of-memory to in-production: train inside a memory budget, optimise, serve.")
     parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for verb in _VERBS:
@@ -32,9 +33,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 done, 1 it ran but failed, 2 it could not run, 130 interrupted."""
     parser = make_parser()
     options = parser.parse_args(argv)
+    options.command = (parser.prog, *(sys.argv[1:] if argv is None else argv))  # for verbs that write down what was run
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its kernels are not what was asked for
     try:
         code: int = options.run(options)
     except FerryError as error:

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from tensorferry.recipes.demo.settings import Settings
-from tensorferry.recipes.demo.show import show
+from tensorferry.demo.settings import Settings
+from tensorferry.demo.show import show
 from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:

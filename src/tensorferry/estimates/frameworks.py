@@ -49,10 +49,11 @@ def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, st
             f"the factory returned a Keras model on the {keras.backend.backend()} back end, which is followed as one of "
             "TensorFlow or of torch only; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
         )
-    from tensorferry.engines.tensorflow.dry import capture_dry, in_precision
+    from tensorferry.engines.policy import make_policy
+    from tensorferry.engines.tensorflow.dry import capture_dry
 
     if precision != "fp32":
-        with in_precision(precision):  # layers take their precision when they are made
+        with make_policy(precision):  # layers take their precision when they are made
             model = make_model()
     return capture_dry(model, inputs, loss=step.loss, optimizer=step.optimizer)
 

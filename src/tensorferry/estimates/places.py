@@ -31,6 +31,6 @@ def _look_around() -> Machine:
     machine = replace(this_machine(), reserved_nbytes=PROCESS_NBYTES)
     if find_spec("torch") is None:
         return machine
-    from tensorferry.engines.torch.rates import measure_bf16_flops
+    from tensorferry.engines.torch.rates import measure_flops
 
-    return replace(machine, flops_per_second=machine.flops_per_second | {"bf16": measure_bf16_flops()})
+    return replace(machine, flops_per_second=machine.flops_per_second | {"bf16": measure_flops("bf16")})

@@ -1,17 +1,14 @@
 """From the word a user writes to something that can be estimated: a factory of a model, and what it is fed by default."""
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tensorferry.errors import BadModel, MissingExtra
 from tensorferry.estimates.inputs import Input
 from tensorferry.plan.machines import nearest
+from tensorferry.recipes.references import load_reference
 
 Inputs = tuple[Input, ...]
 
@@ -111,7 +108,7 @@ def find_subject(model: "str | Callable[[], Any]") -> Subject:
     if callable(model):
         return Subject(getattr(model, "__name__", "model"), lambda _: model(), ())
     if ":" in model:
-        factory = _load_factory(model)
+        factory = load_reference(model, "function", "a model", BadModel)
         return Subject(model, lambda _: factory(), ())
     builtin = _BUILTINS.get(model)
     if builtin is None:
@@ -135,40 +132,3 @@ def _require_torch(name: str) -> None:
         importlib.import_module("torch")
     except ModuleNotFoundError as error:
         raise MissingExtra(f'{name!r} needs torch, which is not installed: pip install "tensorferry[torch]"') from error
-
-
-def _load_factory(text: str) -> Callable[[], Any]:
-    where, _, function = text.rpartition(":")
-    if not where or not function.isidentifier():
-        raise BadModel(f"cannot read {text!r} as a model; write package.module:function or file.py:function")
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    factory = getattr(module, function, None)
-    if not callable(factory):
-        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise BadModel(f"{where} has no function {function!r}{nearest(function, names)}")
-    return factory
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise BadModel(f"there is no file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None  # a file that ends with .py has a loader
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    _run_import(str(path), lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script has its own folder there
-    return _run_import(name, lambda: importlib.import_module(name))
-
-
-def _run_import(name: str, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except Exception as error:  # whatever a user's module can raise
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise BadModel(f"cannot import {name!r}: {type(error).__name__}: {first_line}") from error

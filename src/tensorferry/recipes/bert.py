@@ -1,4 +1,9 @@
-"""BERT for masked words, as in Devlin et al. 2018 (arXiv:1810.04805): post-norm blocks, the output tied to the embedding."""
+"""BERT, as in Devlin et al. 2018 (arXiv:1810.04805): post-norm blocks. With a head for masked words tied to the embedding,
+or one for classes of whole texts.
+
+There are no segments: one text at a time. Weights trained with segments fit if the first segment's embedding is added to the
+positions'.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -7,6 +12,7 @@ from torch.nn import functional
 VOCABULARY = 30522
 MASK = 103  # the token that stands for a hidden word
 MASKED_SHARE = 0.15
+_NORM_EPSILON = 1e-12  # the paper's code; weights that others trained expect it
 
 
 class Attention(nn.Module):
@@ -19,11 +25,11 @@ class Attention(nn.Module):
         self.project_in = nn.Linear(width, 3 * width)
         self.project_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = self.project_in(x).unflatten(-1, (3, self.num_heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         dropout = self.dropout if self.training else 0.0
-        mixed = functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout)
+        mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout_p=dropout)
         return self.project_out(mixed.transpose(1, 2).flatten(-2))
 
 
@@ -33,14 +39,44 @@ class Block(nn.Module):
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.attend = Attention(width, num_heads, dropout)
-        self.attend_norm = nn.LayerNorm(width)
+        self.attend_norm = nn.LayerNorm(width, _NORM_EPSILON)
         self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.think_norm = nn.LayerNorm(width)
+        self.think_norm = nn.LayerNorm(width, _NORM_EPSILON)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attend_norm(x + self.drop(self.attend(x)))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.attend_norm(x + self.drop(self.attend(x, mask)))
         return self.think_norm(x + self.drop(self.think(x)))
+
+
+class Encoder(nn.Module):
+    """A vector for every token of a text, in the light of the others."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        width: int,
+        num_heads: int,
+        max_length: int = 512,
+        dropout: float = 0.1,
+        vocabulary: int = VOCABULARY,
+    ) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(max_length, width)
+        self.embedding_norm = nn.LayerNorm(width, _NORM_EPSILON)
+        self.drop = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
+        self.apply(_initialise)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask` is 0 where a text was padded, 1 elsewhere; without one nothing was."""
+        order = torch.arange(tokens.shape[-1], device=tokens.device)
+        x = self.drop(self.embedding_norm(self.tokens(tokens) + self.positions(order)))
+        looks_at = None if mask is None else mask.bool()[:, None, None, :]  # the same for every head and every token
+        for layer in self.layers:
+            x = layer(x, looks_at)
+        return x
 
 
 class BERT(nn.Module):
@@ -52,30 +88,57 @@ class BERT(nn.Module):
     """
 
     def __init__(
-        self, num_layers: int = 12, width: int = 768, num_heads: int = 12, max_length: int = 512, dropout: float = 0.1
+        self,
+        num_layers: int = 12,
+        width: int = 768,
+        num_heads: int = 12,
+        max_length: int = 512,
+        dropout: float = 0.1,
+        vocabulary: int = VOCABULARY,
     ) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
-        self.positions = nn.Embedding(max_length, width)
-        self.embedding_norm = nn.LayerNorm(width)
-        self.drop = nn.Dropout(dropout)
-        self.layers = nn.Sequential(*(Block(width, num_heads, dropout) for _ in range(num_layers)))
-        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
-        self.score = nn.Linear(width, VOCABULARY)
-        self.apply(_initialise)
-        self.score.weight = self.tokens.weight
+        self.encoder = Encoder(num_layers, width, num_heads, max_length, dropout, vocabulary)
+        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width, _NORM_EPSILON))
+        self.score = nn.Linear(width, vocabulary)
+        self.transform.apply(_initialise)
+        self.score.weight = self.encoder.tokens.weight
+        nn.init.zeros_(self.score.bias)
 
     @property
     def blocks(self) -> list[nn.Module]:
         """The units that block-wise checkpointing wraps."""
-        return list(self.layers)
+        return list(self.encoder.layers)
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """`places` are the positions of the hidden words; only those are scored."""
-        order = torch.arange(tokens.shape[-1], device=tokens.device)
-        x = self.layers(self.drop(self.embedding_norm(self.tokens(tokens) + self.positions(order))))
+        x = self.encoder(tokens)
         hidden = x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         return self.score(self.transform(hidden))
+
+
+class Classifier(nn.Module):
+    """Class scores for whole texts, from the mean of their tokens' vectors.
+
+    >>> encoder = Encoder(num_layers=1, width=64, num_heads=1)
+    >>> Classifier(encoder, 64, num_classes=3)(torch.ones(2, 7, dtype=torch.int64), torch.ones(2, 7)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, encoder: Encoder, width: int, num_classes: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.drop = nn.Dropout(dropout)
+        self.classify = nn.Linear(width, num_classes)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """`mask` is 0 where a text was padded, 1 elsewhere."""
+        return self.classify(self.drop(pool(self.encoder(ids, mask), mask)))
+
+
+def pool(vectors: Tensor, mask: Tensor) -> Tensor:
+    """One vector a text: the mean over what was not padded."""
+    weights = mask.to(vectors.dtype).unsqueeze(-1)
+    return (vectors * weights).sum(1) / weights.sum(1)
 
 
 def bert_base(max_length: int = 512) -> BERT:

@@ -97,6 +97,10 @@ class TorchRecipe(Recipe):
     def compute_loss(self, model: Any, batch: dict[str, Any]) -> Any:
         """A scalar tensor to minimise; the batch's arrays have become tensors on the model's device."""
 
+    def scale_rate(self, step: int) -> float:  # noqa: ARG002
+        """What the optimizer's learning rates are multiplied with in a step; the first is 1. By number, so nothing is saved."""
+        return 1.0
+
 
 class KerasRecipe(Recipe):
     """A recipe in Keras: `build_model` returns a compiled model, so optimizer and loss are there.

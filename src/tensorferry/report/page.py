@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tensorferry.report.report import Report
 
 NUM_STORAGES = 20
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def html_page(report: "Report") -> str:
@@ -92,8 +92,8 @@ def _tiles(report: "Report") -> Iterator[str]:
     peak, step, stall = by_name["peak"], by_name["step"], by_name["stall"]
     plain_peak = plain_peak_nbytes(report)
     share = f"{percent(report.budget_nbytes / plain_peak)} of the plain peak" if plain_peak else "for everything a step holds"
-    yield _tile("Budget", format_bytes(report.budget_nbytes), share)
-    yield _tile("Plain peak", peak.plain, "when everything is kept")
+    yield make_tile("Budget", format_bytes(report.budget_nbytes), share)
+    yield make_tile("Plain peak", peak.plain, "when everything is kept")
     of_budget = f"{percent(report.measured_peak_nbytes / report.budget_nbytes)} of the budget"
     title = "Peak" if peak.measured == NONE else "Measured peak"
     yield _measured_tile(title, peak, of_budget, bad=is_over_budget(report))
@@ -108,16 +108,17 @@ def _tiles(report: "Report") -> Iterator[str]:
 def _measured_tile(title: str, figure: Figure, note: str, bad: bool = False) -> str:
     """A tile of the measured value, with the planned one beneath; of the planned one where nothing was measured."""
     if figure.measured == NONE:
-        return _tile(title, figure.planned, "planned" if figure.planned != NONE else "not planned yet")
+        return make_tile(title, figure.planned, "planned" if figure.planned != NONE else "not planned yet")
     planned = f"planned {figure.planned}" if figure.planned != NONE else ""
-    return _tile(title, figure.measured, " · ".join(part for part in (planned, note) if part), bad)
+    return make_tile(title, figure.measured, " · ".join(part for part in (planned, note) if part), bad)
 
 
-def _tile(title: str, value: str, note: str, bad: bool = False) -> str:
+def make_tile(title: str, value: str, note: str, bad: bool = False) -> str:
+    """A figure in large type: what it is, its value with its unit, and what to know about it."""
     number, _, unit = value.partition(" ")
     look = ' class="bad"' if bad else ""
     return (
-        f"<div{look}><dt>{title}</dt><dd><b>{escape(number)}<small> {escape(unit)}</small></b>"
+        f"<div{look}><dt>{escape(title)}</dt><dd><b>{escape(number)}<small> {escape(unit)}</small></b>"
         f"<span>{_unbroken(note)}</span></dd></div>"
     )
 

@@ -37,7 +37,7 @@ class Scale:
 
     def time_ticks(self) -> list[tuple[str, str]]:
         """CSS length from the left and text of about eight round moments."""
-        step = _round_step(self.seconds / 8)
+        step = round_step(self.seconds / 8)
         factor, unit = (1.0, "s") if self.seconds >= 1 else (1e3, "ms") if self.seconds >= 1e-3 else (1e6, "µs")
         num_decimals = max(0, -math.floor(math.log10(step * factor) + 1e-9))
         moments = [i * step for i in range(int(self.seconds / step + 1e-9) + 1)]
@@ -49,7 +49,7 @@ class Scale:
         return [(self.top(size), format_bytes(size) if size else "0") for size in range(0, int(self.nbytes) + 1, step)]
 
 
-def _round_step(least: float) -> float:
+def round_step(least: float) -> float:
     """The smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is not less."""
     power: float = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))

@@ -93,10 +93,16 @@ def _make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]
         device="gpu" if on_gpu else "cpu",
         device_id=device_id,
         trust=workshop.trust,
-        parameters={key: value.string_value for key, value in config.parameters.items()},
+        parameters=_read_parameters(config),
         input_names=tuple(tensor.name for tensor in config.input),
         output_names=tuple(tensor.name for tensor in config.output),
     )
+
+
+def _read_parameters(config: Any) -> dict[str, str]:
+    accelerators = [each.name for each in config.optimization.execution_accelerators.gpu_execution_accelerator]
+    found = {key: value.string_value for key, value in config.parameters.items()}
+    return found | ({"gpu_execution_accelerator": accelerators[0]} if accelerators else {})
 
 
 def _open_runtime(backend: str, options: LoadOptions) -> Runtime:

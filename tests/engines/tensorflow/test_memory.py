@@ -1,6 +1,7 @@
 """Budgets that hold, measured from outside the engine in fresh processes."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -60,9 +61,10 @@ PROGRAM = """
 """
 
 
-def _train(budget_nbytes: int) -> dict:
+def _train(budget_nbytes: int, onednn: str) -> dict:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
+        env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": onednn},
         capture_output=True,
         text=True,
         check=False,
@@ -73,10 +75,12 @@ def _train(budget_nbytes: int) -> dict:
 
 
 @pytest.mark.slow
-def test_the_measured_peak_stays_within_a_tight_budget_with_the_same_bits() -> None:
-    plain = _train(0)
-    tight = _train(int(0.8 * plain["peak"]))
+# freed blocks stay with malloc in a plain run, so that returning them is a part of the gain
+@pytest.mark.parametrize(("onednn", "share"), [("1", 0.8), ("0", 0.68)], ids=["oneDNN's allocator", "malloc"])
+def test_the_measured_peak_stays_within_a_tight_budget_with_the_same_bits(onednn: str, share: float) -> None:
+    plain = _train(0, onednn)
+    tight = _train(int(share * plain["peak"]), onednn)
     assert tight["moved"] > 0
-    assert tight["peak"] <= 0.8 * plain["peak"]
+    assert tight["peak"] <= share * plain["peak"]
     assert tight["loss"] == plain["loss"]
     assert tight["weights"] == plain["weights"]

@@ -8,6 +8,7 @@ optimises anew in a second or more, so there are few.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from tensorferry.engines.tensorflow.edit import Edit
@@ -43,6 +44,7 @@ class Course:
         self._crossings = crossings
         self._min_nbytes = min_nbytes
         self._stops = Stops({}, {})
+        self._new_function = False  # not run yet
         self._num_planned_steps = 0
         self._error_nbytes = 0  # how far a step was above its plan
         self._allocator_limit_nbytes = 0
@@ -92,14 +94,20 @@ class Course:
             self.recording, decisions, self._edit, self._crossings, min_nbytes=self._min_nbytes, gate_all=gate_all
         )
         self.function = self._edit.make_function(self._function_type)
+        self._new_function = True
 
     # steps
 
     def begin_step(self) -> None:
         """A step of this kind is about to run."""
         self._crossings.begin_step(
-            self._stops.gates, self._stops.rooms, self._allocator_limit_nbytes, recording=not self.recorded
+            self._stops.gates,
+            self._stops.rooms,
+            self._allocator_limit_nbytes,
+            recording=not self.recorded,
+            new_function=self._new_function,
         )
+        self._new_function = False
 
     def end_record(self, diary: Diary) -> None:
         """The first step has run: what each unit took and allocated is known now."""
@@ -157,7 +165,7 @@ class Course:
         ends = [*(diary.reached[g] for g in gates[1:]), diary.ended_at]
         spans = [
             Span(Lane.COMPUTE, Work.OP, ops[g].name, diary.passed[g] - zero, max(0.0, end - diary.passed[g]))
-            for g, end in zip(gates, ends, strict=True)
+            for g, end in zip(gates, ends, strict=False)  # without gates, one end is left over
         ]
         spans += [
             Span(Lane.COMPUTE, Work.STALL, "waits for a copy", diary.reached[g] - zero, diary.passed[g] - diary.reached[g])
@@ -187,8 +195,8 @@ class Course:
     def _unit_seconds(self, diary: Diary) -> list[float]:
         """Each unit's part of the time between the gates around it."""
         seconds = [op.seconds for op in self.trace.ops]
-        gates = sorted(diary.passed)
-        for g, following in zip(gates, [*gates[1:], len(seconds)], strict=True):
+        gates = sorted(diary.passed)  # none, where nothing is big enough to move
+        for g, following in pairwise([*gates, len(seconds)]):
             end = diary.reached.get(following, diary.ended_at)
             total = sum(seconds[g:following])
             share = max(0.0, end - diary.passed[g]) / total if total else 0.0

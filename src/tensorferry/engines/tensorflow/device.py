@@ -2,6 +2,9 @@
 
 A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
 outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, which it never gives back.
+
+Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every block is malloc's, and nobody keeps books. Then
+freed blocks go back to the system at once, and what is resident is what is live.
 """
 
 import contextlib
@@ -22,6 +25,9 @@ class Device:
         self._meter = ResidentMeter()
         self._heap = Heap()
         self.has_statistics = self._info()["current"] > 0
+        if not self.has_statistics:
+            self._heap.return_at_once()
+            self._heap.trim()
         self._allocated_before = self._info()["current"] - held_nbytes if self.has_statistics else 0
         self._resident_before = self._meter.now_nbytes() - held_nbytes
         self._highest_resident = self._highest_allocated = 0
@@ -98,11 +104,13 @@ class Device:
         self._heap.trim()
 
     def close(self) -> None:
-        """Give the file descriptors back."""
+        """Leave malloc and the file descriptors as they were."""
+        if not self.has_statistics:
+            self._heap.restore()
         self._meter.close()
 
     def _info(self) -> dict[str, Any]:
         try:
             return tf.config.experimental.get_memory_info(self.name)
-        except ValueError:  # built without oneDNN: the allocator keeps no books
+        except ValueError:  # without oneDNN nobody keeps books
             return {"current": 0, "peak": 0}

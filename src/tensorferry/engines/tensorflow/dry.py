@@ -3,8 +3,7 @@
 Nothing of the step runs. The model's own weights exist, because Keras makes them when a layer is built.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,18 +20,6 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "adamw": keras.optimizers.AdamW,
     "rmsprop": keras.optimizers.RMSprop,
 }
-_POLICIES = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
-
-
-@contextmanager
-def in_precision(precision: str) -> Iterator[None]:
-    """While inside, models are made for mixed precision, if `precision` is one of those."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(_POLICIES.get(precision, before))
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def capture_dry(model: Any, inputs: Sequence[tuple[tuple[int, ...], str]], *, loss: str, optimizer: str) -> Trace:

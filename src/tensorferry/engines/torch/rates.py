@@ -1,22 +1,34 @@
-"""What this machine computes in a precision that numpy does not have."""
+"""What this machine computes in a precision, as torch calls it."""
 
-import statistics
 import time
 
 import torch
 
-_WIDTH = 1024
-_NUM_TIMES = 9
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# rows and width of a product: enough to keep the device busy, and few rows on a CPU, where a precision may have no fast kernel
+_CPU_SHAPE = (128, 1024)
+_ACCELERATOR_SHAPE = (4096, 4096)
+_MAX_TIMES = 9
+_ENOUGH_SECONDS = 0.5
 
 
-def measure_bf16_flops() -> float:
-    """Flops a second of a bf16 matrix product on the CPU, as torch calls it."""
-    left, right = (torch.ones(_WIDTH, _WIDTH, dtype=torch.bfloat16) for _ in range(2))
+def measure_flops(precision: str, device: torch.device | None = None) -> float:
+    """Flops a second of a matrix product in that precision; without a device, on the CPU."""
+    device = device or torch.device("cpu")
+    rows, width = _CPU_SHAPE if device.type == "cpu" else _ACCELERATOR_SHAPE
+    left, right = (torch.ones(num, width, dtype=DTYPES[precision], device=device) for num in (rows, width))
     out = torch.empty_like(left)
     torch.mm(left, right, out=out)  # the first time also compiles the kernel
-    seconds = []
-    for _ in range(_NUM_TIMES):
+    seconds: list[float] = []
+    while len(seconds) < _MAX_TIMES and sum(seconds) < _ENOUGH_SECONDS:
+        _wait_for(device)
         start = time.perf_counter()
         torch.mm(left, right, out=out)
+        _wait_for(device)
         seconds.append(time.perf_counter() - start)
-    return 2 * _WIDTH**3 / statistics.median(seconds)
+    return 2 * rows * width**2 / min(seconds)  # others may use this machine too
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

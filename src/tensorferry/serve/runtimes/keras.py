@@ -28,20 +28,20 @@ def load(options: LoadOptions) -> "KerasRuntime":
         from tensorferry.serve.runtimes.tensorflow import limit_threads
 
         limit_threads(options.num_threads)
-    return KerasRuntime(options)
+    try:
+        model = keras.saving.load_model(options.path, compile=False, safe_mode=not options.trust)
+    except Exception as error:  # zip, JSON, HDF5 and layer errors alike
+        raise BadModel(f"Keras cannot load {options.path.name}: {error}") from None
+    return KerasRuntime(model, options.path.name)
 
 
 class KerasRuntime:
     """One model for all runners."""
 
-    def __init__(self, options: LoadOptions) -> None:
-        try:
-            model = keras.saving.load_model(options.path, compile=False, safe_mode=not options.trust)
-        except Exception as error:  # zip, JSON, HDF5 and layer errors alike
-            raise BadModel(f"Keras cannot load {options.path.name}: {error}") from None
-        if not model.built or not model.inputs:
-            raise BadModel(f"{options.path.name} does not tell its inputs; save it as a functional model")
-        self.signature = Signature(
+    def __init__(self, model: Any, name: str) -> None:
+        if not model.built or not getattr(model, "inputs", None):
+            raise BadModel(f"{name} does not tell its inputs; save it as a functional model")
+        self.signature: Signature | None = Signature(
             tuple(_read(tensor.name, tensor) for tensor in model.inputs),
             tuple(_read(name, tensor) for name, tensor in zip(_name_outputs(model), model.outputs, strict=True)),
         )
@@ -49,6 +49,7 @@ class KerasRuntime:
 
     def new_runner(self) -> "KerasRunner":
         """One more runner of the same model."""
+        assert self.signature is not None
         return KerasRunner(self.call, self.signature)
 
     def close(self) -> None:
@@ -80,7 +81,7 @@ class KerasRunner:
 
 def _compile(model: Any) -> Any:
     def call(arrays: list[Any]) -> Any:
-        return model(arrays if len(arrays) > 1 else arrays[0], training=False)
+        return model(keras.tree.pack_sequence_as(model.input, arrays), training=False)
 
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf

@@ -54,6 +54,8 @@ class OnnxRuntime:
                     "the model wants a GPU, and this onnxruntime has no CUDAExecutionProvider; install onnxruntime-gpu"
                 )
             providers.insert(0, ("CUDAExecutionProvider", {"device_id": options.device_id}))
+            if options.parameters.get("gpu_execution_accelerator") == "tensorrt":
+                providers.insert(0, ("TensorrtExecutionProvider", {"device_id": options.device_id}))
         try:
             self.session = ort.InferenceSession(str(options.path), settings, providers=providers)
         except Exception as error:  # onnxruntime has one class for each status, none with a common root of its own

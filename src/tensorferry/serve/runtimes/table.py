@@ -32,6 +32,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "pytorch": Backend("torch", ("model.pt2", "model.pt"), "pytorch_libtorch", True, "torch"),
         "tensorflow": Backend("tensorflow", ("model.savedmodel", "saved_model.pb"), "tensorflow_savedmodel", True, "tensorflow"),
         "keras": Backend("keras", ("model.keras",), "keras", True, "tensorflow"),
+        "transform": Backend("transform", ("transform.json",), "ferry_transform", False, "pipelines"),
     }
 )
 _BY_PLATFORM = {backend.platform: name for name, backend in BACKENDS.items()}

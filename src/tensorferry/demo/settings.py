@@ -4,6 +4,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+RECIPE = "unet3d-brain"
+BACKEND = "torch"  # Keras' other one, TensorFlow, may crash without a word when a cap refuses it memory
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -21,9 +24,9 @@ class Request:
 
     edge: int
     num_steps: int
+    out: str  # the run's folder
     cap_nbytes: int | None = None  # what the process may hold beyond what it held before the model; None: no cap
     budget_nbytes: int | None = None  # None: plain training
-    page: str | None = None  # where the report's picture goes
 
     def to_json(self) -> str:
         """The request as text."""

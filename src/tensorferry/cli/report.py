@@ -1,0 +1,31 @@
+"""`ferry report`: a run on one page."""
+
+import argparse
+from pathlib import Path
+
+_EXAMPLES = """examples:
+  ferry report runs/brain                       writes runs/brain/report.html
+  ferry report runs/brain --out brain.html
+"""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add this verb."""
+    parser = verbs.add_parser(
+        "report",
+        help="draw a run on one page: curves, memory against budget, timeline, metrics, what was run",
+        description="Draw a run, finished or not, on one page that opens offline.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run that ferry train has made")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page goes (default: report.html in the folder)")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from tensorferry.train.folder import Run
+    from tensorferry.train.page import write_page
+
+    print(write_page(Run(options.folder), options.out))
+    return 0

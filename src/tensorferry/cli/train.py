@@ -1,0 +1,100 @@
+"""`ferry train`: a recipe becomes a run, or a run goes on."""
+
+import argparse
+from pathlib import Path
+
+_EXAMPLES = """examples:
+  ferry train unet3d-brain --budget 1.5GiB --precision bf16 --set resolution=96 --steps 200 --out runs/brain
+  ferry train bert-classify --data reviews.csv --from pretrained       fine-tune on a file of your own
+  ferry train my.py:Recipe                                             a recipe of your own
+  ferry train --resume runs/brain                                      go on after a stop, a kill or a crash
+
+SIGTERM and Ctrl-C finish the step, save, and end with 143 and 130.
+"""
+
+
+def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add this verb."""
+    parser = verbs.add_parser(
+        "train",
+        help="train a recipe, inside a memory budget if you like; go on with a run that was stopped",
+        description="Train a recipe into a folder: checkpoints, metrics, plan and report.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="of the catalog, package.module:Recipe or file.py:Recipe")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this run, as it was begun")
+    parser.add_argument("--data", type=Path, metavar="PATH", help="a file or folder of yours (default: what the recipe brings)")
+    parser.add_argument("--from", dest="start", metavar="START", help="scratch or pretrained (default: the recipe's usual one)")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="the same as --set steps=N")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the recipe, such as batch=4; repeatable"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the run goes (default: runs/ and the recipe's name)")
+    parser.add_argument("--force", action="store_true", help="overwrite the run that is there")
+    parser.add_argument("--every", type=_positive, metavar="N", help="evaluate and save every N steps (default: 10 times a run)")
+    parser.add_argument("--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: any)")
+    parser.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, bf16, fp16 or auto (default %(default)s)")
+    parser.add_argument("--budget", metavar="BYTES", help='memory that a step may hold, such as "1.5GiB", or "auto"')
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from tensorferry import BadOption
+    from tensorferry.train.progress import make_progress
+    from tensorferry.train.start import Request, begin, resume
+
+    progress = make_progress(options.json)
+    if options.resume is not None:
+        _refuse_with_resume(options)
+        return resume(options.resume, progress, options.recipe)
+    if options.recipe is None:
+        raise BadOption("name a recipe (ferry train RECIPE), or a run to go on with (ferry train --resume FOLDER)")
+    settings = dict(_pair(text) for text in options.set)
+    if options.steps is not None:
+        settings["steps"] = str(options.steps)
+    request = Request(
+        recipe=options.recipe,
+        settings=settings,
+        start=options.start,
+        data=options.data,
+        out=options.out,
+        force=options.force,
+        every=options.every,
+        seed=options.seed,
+        precision=options.precision,
+        budget=options.budget,
+        command=options.command,
+    )
+    return begin(request, progress)
+
+
+def _refuse_with_resume(options: argparse.Namespace) -> None:
+    from tensorferry import BadOption
+
+    given = ("data", "start", "steps", "set", "out", "force", "every", "seed", "budget")
+    wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name)]
+    if wrong:
+        raise BadOption(f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or begin anew")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from tensorferry import BadRecipe
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise BadRecipe(f"cannot read {text!r}; write --set name=value, as in --set batch=4")
+    return name.strip(), value.strip()
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"expected a whole number from zero up to 2147483647, received {text!r}")
+    return int(text)

@@ -1,0 +1,102 @@
+"""What could serve: a file in a runtime, at a precision, with so many threads; all of it can be said in a configuration."""
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime
+from tensorferry.serve.runtimes.table import load_runtime
+
+_TITLES = {
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "pytorch": "PyTorch",
+    "tensorflow": "TensorFlow",
+    "keras": "Keras",
+}
+_THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
+_OPENVINO_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # what is not quantised in an int8 model computes in fp32
+_ACCELERATORS = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "tensorrt"}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to serve the model; `parameters` go into its configuration."""
+
+    backend: str
+    precision: str
+    path: Path
+    num_threads: int
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    accelerator: str = ""  # "cuda" or "tensorrt"; empty: the CPU
+
+    @property
+    def title(self) -> str:
+        """For people, as "OpenVINO fp32, 2 threads"."""
+        where = f" on {self.accelerator}" if self.accelerator else ""
+        return f"{_TITLES[self.backend]} {self.precision}{where}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
+
+    @property
+    def nbytes(self) -> int:
+        """What its files take on disk."""
+        folder = self.path.parent
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    def load(self) -> Runtime:
+        """Its runtime, as the server would load it."""
+        device = "gpu" if self.accelerator else "cpu"
+        return load_runtime(self.backend, LoadOptions(self.path, self.num_threads, device=device, parameters=self.parameters))
+
+
+def make_candidate(backend: str, precision: str, path: Path, num_threads: int, accelerator: str = "") -> Candidate:
+    """A candidate with the parameters that make its runtime do just that."""
+    parameters = {_THREADS[backend]: str(num_threads)} if backend in _THREADS else {}
+    if backend == "openvino":
+        # without a hint OpenVINO takes bf16 wherever the CPU has it
+        parameters["INFERENCE_PRECISION_HINT"] = _OPENVINO_HINTS[precision]
+    if accelerator == "tensorrt":
+        parameters["gpu_execution_accelerator"] = "tensorrt"
+    return Candidate(backend, precision, path, num_threads, parameters, accelerator)
+
+
+def list_variants(backend: str, precision: str, path: Path) -> Iterator[Candidate]:
+    """The candidates of one file, the most promising number of threads first, and those on a GPU where there is one."""
+    if backend == "onnxruntime":
+        for accelerator in find_accelerators():
+            yield make_candidate(backend, precision, path, 1, accelerator)
+    for num_threads in thread_counts(count_cores()):
+        yield make_candidate(backend, precision, path, num_threads)
+
+
+def thread_counts(num_cores: int) -> list[int]:
+    """Which numbers of threads are tried: all cores, half of them (two threads may share one), one.
+
+    >>> thread_counts(8)
+    [8, 4, 1]
+    """
+    return list(dict.fromkeys((num_cores, max(1, num_cores // 2), 1)))
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@functools.cache
+def has_bf16() -> bool:
+    """Whether the CPU computes in bf16 by itself; elsewhere it would be slower than fp32."""
+    import openvino as ov
+
+    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@functools.cache
+def find_accelerators() -> tuple[str, ...]:
+    """The accelerators that this onnxruntime was built for and that are there."""
+    import onnxruntime as ort
+
+    if not Path("/dev/nvidia0").exists():
+        return ()
+    return tuple(word for provider, word in _ACCELERATORS.items() if provider in ort.get_available_providers())

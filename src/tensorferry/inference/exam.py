@@ -1,0 +1,185 @@
+"""Does an engine still give the original's answers?
+
+The original answers first, on real samples in batches and on a few odd shapes (one row, fewer rows, shorter texts), so that a
+file whose batch was frozen on the way is found out too. An engine is then asked the same. Two figures come of it: the largest
+difference, relative to the largest value of the output, and the agreement: the share of samples whose answer means the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorferry.errors import BadModel, BadOption
+from tensorferry.inference.source import Arrays, first_line
+from tensorferry.plan.machines import nearest
+from tensorferry.serve.runtimes.runtime import Runner, Signature
+from tensorferry.serve.tensors import Array
+
+JUDGES = ("auto", "top1", "nearest", "close")
+MAX_BATCH = 8
+_CLOSE = 0.01  # of an output's largest value: what "close" allows
+_NUM_ODD_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Question:
+    """Some inputs, and what the original made of them."""
+
+    inputs: Arrays
+    answers: tuple[Array, ...]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What every engine is asked."""
+
+    signature: Signature
+    questions: tuple[Question, ...]  # the samples, in batches
+    odd: tuple[Question, ...]  # other numbers of rows and other lengths
+    judge: str
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples the agreement rests on."""
+        return sum(_num_rows(question.inputs) for question in self.questions)
+
+
+@dataclass(frozen=True)
+class Match:
+    """How an engine did."""
+
+    agreement: float  # share of samples
+    difference: float  # the largest, relative to the largest value of the output
+    fault: str = ""  # why it could not be judged at all
+
+
+def set_exam(original: Runner, signature: Signature, samples: Arrays, judge: str = "auto") -> Exam:
+    """The exam on `samples` (rows first); raises BadModel where the original itself has no answer."""
+    if judge not in JUDGES:
+        raise BadOption(f"unknown judge {judge!r}{nearest(judge, JUDGES)}; choose from {', '.join(JUDGES)}")
+    batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
+    step = MAX_BATCH if batch == -1 else batch
+    num_rows = _num_rows(samples)
+    batches = [{name: array[at : at + step] for name, array in samples.items()} for at in range(0, num_rows, step)]
+    if batch != -1:
+        batches = [each for each in batches if _num_rows(each) == batch]
+        if not batches:
+            raise BadModel(f"the model takes exactly {batch} rows at a time, the samples have {num_rows}; give at least {batch}")
+    questions = tuple(_ask(original, signature, each) for each in batches)
+    odd = tuple(_ask(original, signature, each) for each in _odd_shapes(signature, batches[0]))
+    return Exam(signature, questions, odd, judge if judge != "auto" else _choose_judge(questions[0].answers[0]))
+
+
+def examine(exam: Exam, runner: Runner) -> Match:
+    """How `runner` answers, beside the original."""
+    names = [tensor.name for tensor in exam.signature.outputs]
+    given: list[tuple[Array, ...]] = []
+    difference = 0.0
+    for question in (*exam.questions, *exam.odd):
+        try:
+            answers = tuple(runner.run(question.inputs, names))
+        except Exception as error:  # a kernel that is missing or fails, in any runtime's own words
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in question.inputs.items())
+            return Match(0.0, np.inf, f"cannot run {shapes}: {first_line(error)}")
+        for name, expected, answer in zip(names, question.answers, answers, strict=True):
+            fault = _find_fault(name, expected, answer)
+            if fault:
+                return Match(0.0, np.inf, fault)
+            difference = max(difference, compare(expected, answer))
+        given.append(answers)
+    rows = _join([question.answers for question in exam.questions])
+    agreements = [_agree(exam.judge, a, b) for a, b in zip(rows, _join(given[: len(exam.questions)]), strict=True)]
+    return Match(min(agreements), difference)
+
+
+def _ask(original: Runner, signature: Signature, inputs: Arrays) -> Question:
+    answers = tuple(original.run(inputs, [tensor.name for tensor in signature.outputs]))
+    for tensor, answer in zip(signature.outputs, answers, strict=True):
+        if answer.dtype.kind == "f" and not np.isfinite(answer).all():
+            raise BadModel(
+                f"the model itself gives NaN or infinity in {tensor.name!r} on these samples, so nothing can be compared "
+                "with it; give samples that it was made for"
+            )
+    return Question(inputs, answers)
+
+
+def _odd_shapes(signature: Signature, batch: Arrays) -> list[Arrays]:
+    if any(not tensor.shape or tensor.shape[0] != -1 for tensor in signature.inputs):
+        return []
+    odd = [{name: array[:1] for name, array in batch.items()}]
+    if _num_rows(batch) > 1:
+        odd.append({name: array[: min(_NUM_ODD_ROWS, len(array) - 1)] for name, array in batch.items()})
+    else:
+        odd.append({name: np.concatenate([array] * _NUM_ODD_ROWS) for name, array in batch.items()})
+    if any(-1 in tensor.shape[1:2] for tensor in signature.inputs):
+        has_length = {tensor.name for tensor in signature.inputs if -1 in tensor.shape[1:2]}
+        odd.append(
+            {name: array[:1, : max(1, array.shape[1] // 2)] if name in has_length else array[:1] for name, array in batch.items()}
+        )
+    return odd
+
+
+def _find_fault(name: str, expected: Array, answer: Array) -> str:
+    if answer.shape != expected.shape:
+        return f"{name!r} has the shape {list(answer.shape)}, the original's {list(expected.shape)}"
+    if answer.dtype.kind == "f" and not np.isfinite(answer).all():
+        return f"{name!r} has NaN or infinity, the original's has none"
+    return ""
+
+
+def compare(expected: Array, answer: Array) -> float:
+    """The largest difference, relative to the largest value."""
+    if expected.dtype.kind not in "fiub" or not expected.size:
+        return float(not np.array_equal(expected, answer))
+    wide = expected.astype(np.float64)
+    largest = float(np.abs(wide).max())
+    return float(np.abs(wide - answer.astype(np.float64)).max()) / (largest or 1.0)
+
+
+def _choose_judge(answer: Array) -> str:
+    """Classes where there are several columns to choose between; closeness where there is one, or none."""
+    return "top1" if answer.dtype.kind == "f" and answer.ndim > 1 and answer.shape[_class_axis(answer)] > 1 else "close"
+
+
+def _class_axis(answer: Array) -> int:
+    """Classes are the last axis, or in images and volumes the shorter of the second and the last."""
+    return 1 if answer.ndim > 3 and answer.shape[1] < answer.shape[-1] else answer.ndim - 1
+
+
+def _agree(judge: str, expected: Array, answer: Array) -> float:
+    if expected.dtype.kind != "f":
+        return float(np.mean(expected == answer))
+    if judge == "close":
+        largest = float(np.abs(expected).max()) or 1.0
+        return float(np.mean(np.abs(expected.astype(np.float64) - answer) <= _CLOSE * largest))
+    if judge == "top1":
+        axis = _class_axis(expected)
+        return float(np.mean(expected.argmax(axis) == answer.argmax(axis)))
+    return _share_of_neighbours(expected.reshape(len(expected), -1), answer.reshape(len(answer), -1))
+
+
+def _share_of_neighbours(expected: Array, answer: Array) -> float:
+    """How many rows keep their nearest neighbour, by cosine, among the original's other rows."""
+    if len(expected) < 3:
+        raise BadOption(f"nearest neighbours need at least 3 samples, received {len(expected)}")
+
+    def find_nearest(rows: Array) -> Array:
+        similarity = _unit(rows) @ _unit(expected).T
+        np.fill_diagonal(similarity, -np.inf)
+        return similarity.argmax(1)
+
+    return float(np.mean(find_nearest(expected) == find_nearest(answer)))
+
+
+def _unit(rows: Array) -> Array:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+
+
+def _join(answers: Sequence[tuple[Array, ...]]) -> list[Array]:
+    """The batches of each output as one; outputs without rows of their own stay one a batch."""
+    return [np.concatenate([np.atleast_1d(each) for each in batches]) for batches in zip(*answers, strict=True)]
+
+
+def _num_rows(inputs: Arrays) -> int:
+    return len(next(iter(inputs.values())))

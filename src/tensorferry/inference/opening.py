@@ -1,0 +1,151 @@
+"""From what a user has in hand (a model in memory, a file, a run, a function) to a source and its samples."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadModel, BadOption, MissingExtra
+from tensorferry.inference.candidates import count_cores
+from tensorferry.inference.samples import invent_samples, name_samples, read_samples
+from tensorferry.inference.source import Arrays, Source
+from tensorferry.inference.sources.function import build_model
+
+_KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
+_INVENTED = "answers were compared on random inputs, which say little about real ones; give real samples"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user gives beside the model."""
+
+    example: Any = None
+    labels: tuple[str, ...] = ()
+    weights: Path | None = None
+    trust: bool = False
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source, what to compare answers on, and where else inputs for calibration come from."""
+
+    source: Source
+    samples: Arrays
+    read_calibration: Callable[[Any], Arrays | None]
+
+
+def open_source(model: Any, given: Given, scratch: Path) -> Opened:
+    """The source of a model in memory, or of what a word names; without an example samples are invented, and a note says so.
+
+    Some sources write files of their own to `scratch`, which must last as long as they do.
+    """
+    try:
+        if not isinstance(model, str | Path):
+            return _finish(_open_object(model, given.example, scratch), given)
+        path = Path(model)
+        if isinstance(model, str) and ":" in model and not path.exists():
+            return _finish(_open_object(build_model(model, given.weights), given.example, scratch), given)
+        if given.weights is not None:
+            raise BadOption(f"weights go into a model that a function builds; {str(model)!r} has its own")
+        if path.is_dir() and not (path / "saved_model.pb").is_file():
+            return _open_run(path, given, scratch)
+        return _finish(_open_file(path, given, scratch), given)
+    except ModuleNotFoundError as error:
+        if isinstance(error, MissingExtra):
+            raise
+        raise MissingExtra(f'this needs {error.name}, which is not installed: pip install "tensorferry[optimize]"') from error
+
+
+def _finish(source: Source, given: Given) -> Opened:
+    """A source about which only the user knows more."""
+    source = replace(source, labels=given.labels or source.labels)
+
+    def read_calibration(calibrate: Any) -> Arrays | None:
+        if calibrate is None:
+            return None
+        return name_samples(read_samples(calibrate) if isinstance(calibrate, Path) else calibrate, source.signature)
+
+    if given.example is None:
+        return Opened(replace(source, notes=(*source.notes, _INVENTED)), invent_samples(source.signature), read_calibration)
+    return Opened(source, name_samples(given.example, source.signature), read_calibration)
+
+
+def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
+    """A run's model, compared on its held-out samples and calibrated on those that it was trained on."""
+    if not (path / "config.json").is_file():
+        raise BadModel(f"{str(path)!r} is neither a run nor a SavedModel; give {_KINDS}")
+    from tensorferry.inference.sources.run import take_calibration, take_held_out
+    from tensorferry.train.trained import load_trained
+
+    trained = load_trained(path)
+    samples = take_held_out(trained)
+    source = replace(
+        _open_object(trained.model, tuple(samples.values()), scratch),
+        title=f"{path.name}, step {trained.step}",
+        labels=given.labels or trained.data.labels,
+        transform=trained.recipe.describe_transform(trained.data),
+    )
+
+    def read_calibration(calibrate: Any) -> Arrays | None:
+        if calibrate is not None and not isinstance(calibrate, Path):
+            return name_samples(calibrate, source.signature)
+        return name_samples(take_calibration(trained, calibrate), source.signature)
+
+    example = given.example if given.example is not None else tuple(samples.values())
+    return Opened(source, name_samples(example, source.signature), read_calibration)
+
+
+def _open_object(model: Any, example: Any, scratch: Path) -> Source:
+    homes = {kind.__module__.split(".")[0] for kind in type(model).__mro__}
+    if "keras" in homes and "torch" not in homes:
+        from tensorferry.inference.sources.keras import read_keras
+
+        return read_keras(model, scratch)
+    if "torch" in homes:
+        from tensorferry.inference.sources.torch import order_inputs, read_module
+
+        if example is None:
+            raise BadModel(f"a {type(model).__name__} does not tell its inputs; give an example, a batch of real ones")
+        return read_module(model, order_inputs(model, example))
+    raise BadModel(f"expected a torch module, a Keras model or a path, received a {type(model).__name__}")
+
+
+def _open_file(path: Path, given: Given, scratch: Path) -> Source:
+    if not path.exists():
+        raise BadModel(f"there is no {str(path)!r}; give {_KINDS}")
+    if path.is_dir():
+        from tensorferry.inference.sources.tensorflow import read_saved_model
+
+        return read_saved_model(path, count_cores())
+    match path.suffix.lower():
+        case ".onnx":
+            from tensorferry.inference.sources.onnx import read_onnx
+
+            return read_onnx(path, count_cores())
+        case ".xml":
+            from tensorferry.inference.sources.onnx import read_openvino
+
+            return read_openvino(path, count_cores())
+        case ".pt2":
+            from tensorferry.inference.sources.torch import read_program
+
+            return read_program(path, count_cores())
+        case ".pt" | ".pth" | ".ts":
+            return _open_script(path, given)
+        case ".keras":
+            from tensorferry.inference.sources.keras import read_keras_file
+
+            return read_keras_file(path, given.trust, count_cores(), scratch)
+    raise BadModel(f"{str(path)!r} is no model that can be read here; give {_KINDS}")
+
+
+def _open_script(path: Path, given: Given) -> Source:
+    from tensorferry.inference.sources.torch import read_script
+
+    example = given.example
+    if given.trust and example is None:
+        raise BadModel(f"{path.name} does not tell its inputs; give an example, a batch of real ones")
+    if not isinstance(example, Mapping):
+        arrays = example if isinstance(example, tuple | list) else (example,)
+        example = {f"input_{at}": array for at, array in enumerate(arrays)}
+    return read_script(path, dict(example), given.trust)

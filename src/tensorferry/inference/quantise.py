@@ -1,0 +1,107 @@
+"""int8: weights and activations on 256 steps, whose width is calibrated on real samples.
+
+Which way works best depends on the graph, so each is a candidate like any other, and the gate decides: NNCF for OpenVINO; for
+onnxruntime static quantisation (convolutions) and dynamic quantisation (products of transformers, no calibration needed).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tensorferry.errors import MissingExtra
+from tensorferry.inference.source import Arrays
+
+_NUM_CALIBRATION = 128  # rows; more only takes longer
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """One way to an int8 file."""
+
+    title: str
+    write: Callable[[Path, Arrays, Path], Path]  # from an fp32 file and samples, into a folder
+
+
+def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
+    """The ways to int8 for a backend's files."""
+    return {
+        "openvino": (Quantiser("NNCF", _quantise_openvino),),
+        "onnxruntime": (
+            Quantiser("onnxruntime, static", _quantise_static),
+            Quantiser("onnxruntime, dynamic", _quantise_dynamic),
+        ),
+    }.get(backend, ())
+
+
+def _quantise_openvino(path: Path, samples: Arrays, folder: Path) -> Path:
+    import openvino as ov
+
+    try:
+        import nncf
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'int8 in OpenVINO needs {error.name}: pip install "tensorferry[optimize]"') from error
+    model = ov.Core().read_model(path)
+    rows = list(_single_rows(samples))
+    kinds = {node.get_type_name() for node in model.get_ops()}
+    is_transformer = bool(kinds & {"Softmax", "ScaledDotProductAttention"}) and not any("Convolution" in kind for kind in kinds)
+    model_type = nncf.ModelType.TRANSFORMER if is_transformer else None
+    quantised = nncf.quantize(model, nncf.Dataset(rows), subset_size=len(rows), model_type=model_type)
+    ov.save_model(quantised, folder / "model.xml", compress_to_fp16=False)
+    return folder / "model.xml"
+
+
+def _quantise_static(path: Path, samples: Arrays, folder: Path) -> Path:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.rows = _single_rows(samples)
+
+        def get_next(self) -> Arrays | None:
+            return next(self.rows, None)
+
+    quantize_static(
+        _prepare(path, folder),
+        folder / "model.onnx",
+        Reader(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        reduce_range=not _has_vnni(),
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    (folder / "prepared.onnx").unlink()
+    return folder / "model.onnx"
+
+
+def _quantise_dynamic(path: Path, samples: Arrays, folder: Path) -> Path:  # noqa: ARG001
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        _prepare(path, folder), folder / "model.onnx", per_channel=True, reduce_range=not _has_vnni(), weight_type=QuantType.QInt8
+    )
+    (folder / "prepared.onnx").unlink()
+    return folder / "model.onnx"
+
+
+def _has_vnni() -> bool:
+    """Whether sums of int8 products have room enough; without VNNI pairs of them overflow 16 bits unless weights keep to 7."""
+    with contextlib.suppress(OSError):
+        return "vnni" in Path("/proc/cpuinfo").read_text()
+    return False
+
+
+def _prepare(path: Path, folder: Path) -> Path:
+    """The graph with its shapes inferred and its constants folded, as onnxruntime's quantisers want it."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    quant_pre_process(str(path), str(folder / "prepared.onnx"), skip_symbolic_shape=True)
+    return folder / "prepared.onnx"
+
+
+def _single_rows(samples: Arrays) -> Iterator[Arrays]:
+    for at in range(min(_NUM_CALIBRATION, len(next(iter(samples.values()))))):
+        yield {name: np.ascontiguousarray(array[at : at + 1]) for name, array in samples.items()}

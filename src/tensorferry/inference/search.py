@@ -1,0 +1,262 @@
+"""Build every candidate, check it against the original, measure it, and choose the fastest that gives the same answers.
+
+Files are the expensive part: one a backend and precision. Threads are only a setting, so a file is checked once and measured with
+each number of threads. A quick look sorts out what is clearly slower; the rest are timed in turns, and the best median wins.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, list_variants, make_candidate, thread_counts
+from tensorferry.inference.exam import Exam, Match, examine
+from tensorferry.inference.folder import Folder
+from tensorferry.inference.measure import Speed, has_free_batch, measure, take_rows, time_in_turns
+from tensorferry.inference.outcome import Finding, Outcome
+from tensorferry.inference.quantise import list_quantisers
+from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
+from tensorferry.serve.runtimes.runtime import Runner
+
+FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
+_NEAR = 1.25  # candidates within this of the best are timed again, in turns
+_MAX_FINALISTS = 4
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for."""
+
+    precisions: tuple[str, ...] = ("fp32", "bf16")
+    min_agreement: float = 0.99
+    seconds: float = 120.0
+    calibration: Arrays | None = None  # for int8: samples that are not in the exam
+
+
+@dataclass(frozen=True)
+class Built:
+    """A file that gives the original's answers."""
+
+    backend: str
+    precision: str
+    path: Path
+    route: str
+    match: Match
+
+
+def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell) -> Outcome:
+    """The best way to serve `source`; files are written below `folder`."""
+    deadline = time.perf_counter() + wishes.seconds
+    lost: list[Finding] = []
+    sample = exam.questions[0].inputs
+    tell(f"measuring the original: {source.title} in {source.framework}")
+    original = source.original.new_runner()
+    baseline = _measure_original(source, original, exam, sample)
+    built = list(_build_all(source, exam, wishes, folder, lost, tell, deadline))
+    found = list(_measure_all(built, exam, sample, lost, tell, deadline))
+    found, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
+    source.set_num_threads(0)
+    chosen = min(found, key=_latency, default=None)
+    if chosen is None or _latency(baseline) < _latency(chosen):
+        chosen = _keep_original(source, exam, baseline, folder, beaten=chosen is not None)
+        found.append(chosen)
+    findings = [replace(each, verdict=_verdict(each, chosen)) for each in sorted(found, key=_latency)]
+    return Outcome(
+        model=source.title,
+        framework=source.framework,
+        chosen=findings[[each.title for each in findings].index(chosen.title)],
+        findings=(*findings, *lost),
+        baseline=baseline,
+        judge=exam.judge,
+        num_samples=exam.num_samples,
+        min_agreement=wishes.min_agreement,
+        notes=source.notes,
+    )
+
+
+def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays) -> Finding:
+    """The original with the number of threads that suits it best, which it is left with."""
+    speeds: dict[int, Speed] = {}
+    for num_threads in thread_counts(count_cores()):
+        source.set_num_threads(num_threads)
+        speeds[num_threads] = measure(original, exam.signature, sample)
+    best = min(speeds, key=lambda count: speeds[count].latency_seconds)
+    source.set_num_threads(best)
+    return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
+
+
+def _build_all(
+    source: Source, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
+) -> Iterator[Built]:
+    for backend in dict.fromkeys(route.backend for route in source.routes):
+        routes = [route for route in source.routes if route.backend == backend]
+        plain = _build_plain(routes, exam, wishes, folder, lost, tell)
+        if plain is None:
+            continue
+        if "fp32" in wishes.precisions:
+            yield plain
+        if "bf16" in wishes.precisions and backend == "openvino" and has_bf16():
+            yield from _admit(replace(plain, precision="bf16"), exam, wishes, lost)
+        if "int8" in wishes.precisions:
+            yield from _build_int8(plain, exam, wishes, folder, lost, tell, deadline)
+
+
+def _build_int8(
+    plain: Built, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
+) -> Iterator[Built]:
+    assert wishes.calibration is not None
+    title = make_candidate(plain.backend, "int8", plain.path, count_cores()).title
+    for quantiser in list_quantisers(plain.backend):
+        if time.perf_counter() > deadline:
+            lost.append(Finding(title, "int8", quantiser.title, "not built: the time was up"))
+            continue
+        tell(f"quantising: {quantiser.title}")
+        try:
+            with quiet_exporters():
+                path = quantiser.write(plain.path, wishes.calibration, folder.new())
+        except MissingExtra as error:
+            lost.append(Finding(title, "int8", quantiser.title, str(error)))
+        except Exception as error:  # whatever a quantiser raises at a graph that it does not know
+            lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {first_line(error)}"))
+        else:
+            yield from _admit(Built(plain.backend, "int8", path, quantiser.title, plain.match), exam, wishes, lost)
+
+
+def _build_plain(
+    routes: list[Route], exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell
+) -> Built | None:
+    """The file of the first route that gives the original's answers in fp32."""
+    for route in routes:
+        tell(f"exporting: {route.title}")
+        target = folder.new()
+        try:
+            with quiet_exporters():
+                path = route.write(target)
+        except Exception as error:  # whatever an exporter raises at a model that it does not know
+            title = make_candidate(route.backend, "fp32", target, count_cores()).title
+            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}"))
+            continue
+        admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
+        if admitted:
+            return admitted[0]
+    return None
+
+
+def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Iterator[Built]:
+    """The file with what it reached, if it passes; otherwise it is among the lost, with the reason."""
+    candidate = make_candidate(built.backend, built.precision, built.path, count_cores())
+    match, reason = judge_candidate(candidate, exam, wishes.min_agreement)
+    if reason:
+        lost.append(Finding(candidate.title, built.precision, built.route, reason, match, nbytes=candidate.nbytes))
+    else:
+        assert match is not None
+        yield replace(built, match=match)
+
+
+def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> tuple[Match | None, str]:
+    """How a freshly loaded candidate does in the exam, and why it fails; no reason: it passes."""
+    try:
+        runtime = candidate.load()
+    except Exception as error:  # a file that was written without an error may still be no model
+        return None, f"cannot be loaded: {first_line(error)}"
+    runner = runtime.new_runner()
+    try:
+        match = examine(exam, runner)
+    finally:
+        runner.close()
+        runtime.close()
+    if match.fault:
+        return match, f"other answers: {match.fault}"
+    if match.agreement < min_agreement:
+        return match, f"agrees on {_percent(match.agreement)} of the samples; {_percent(min_agreement)} are asked for"
+    if candidate.precision == "fp32" and match.difference > FP32_DIFFERENCE:
+        return match, f"differs by {match.difference:.2g} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
+    return match, ""
+
+
+def _measure_all(
+    built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
+) -> Iterator[Finding]:
+    variants = [list(list_variants(each.backend, each.precision, each.path)) for each in built]
+    # what is most likely to win comes first, in case the time runs out: every file with its usual number of threads
+    order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
+    for count, (at, index) in enumerate(order):
+        candidate, file = variants[index][at], built[index]
+        finding = Finding(candidate.title, file.precision, file.route, "", file.match, None, candidate.nbytes, candidate)
+        if time.perf_counter() > deadline and count:
+            lost.append(replace(finding, verdict="not measured: the time was up", candidate=None))
+            continue
+        tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
+        try:
+            runtime = candidate.load()
+            runner = runtime.new_runner()
+            speed = measure(runner, exam.signature, sample)
+        except Exception as error:  # it passed with other settings; with these it may not even load
+            lost.append(replace(finding, verdict=f"cannot be run: {first_line(error)}", candidate=None))
+            continue
+        runner.close()
+        runtime.close()
+        yield replace(finding, speed=speed)
+
+
+def _time_finalists(
+    found: list[Finding], baseline: Finding, original: Runner, exam: Exam, sample: Arrays, deadline: float, tell: Tell
+) -> tuple[list[Finding], Finding]:
+    """The same findings, the fastest and the original with latencies that were measured side by side."""
+    ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
+    near = [each for each in ranked if _latency(each) <= _NEAR * _latency(ranked[0])]
+    if not near:
+        return found, baseline
+    tell(f"timing the {len(near)} fastest and the original in turns")
+    runtimes = {each.title: each.candidate.load() for each in near if each.candidate is not None}
+    runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
+    seconds = max(1.0, min(10.0, deadline - time.perf_counter()))
+    batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
+    medians = time_in_turns({**runners, baseline.title: original}, exam.signature, take_rows(sample, batch), seconds)
+    for title, runner in runners.items():
+        runner.close()
+        runtimes[title].close()
+    timed = [_with_latency(each, medians[each.title]) if each.title in medians else each for each in found]
+    return timed, _with_latency(baseline, medians[baseline.title])
+
+
+def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, beaten: bool) -> Finding:
+    """The original in its own format: nothing else gives its answers, or nothing is faster."""
+    try:
+        with quiet_exporters():
+            path = source.keep.write(folder.new())
+    except Exception as error:
+        raise BadModel(
+            f"no engine gives the answers of {source.title}, and it cannot be saved in its own format either: {first_line(error)}"
+        ) from error
+    candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
+    match, reason = judge_candidate(candidate, exam, 1.0)
+    if reason:
+        raise BadModel(f"no engine gives the answers of {source.title}, and neither does its own format: {reason}")
+    why = "no engine is faster" if beaten else "no engine gives the same answers"
+    return Finding(
+        candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed, candidate.nbytes, candidate
+    )
+
+
+def _verdict(finding: Finding, chosen: Finding) -> str:
+    if finding.title == chosen.title:
+        return f"chosen: {chosen.verdict or 'the fastest that gives the same answers'}"
+    return f"{_latency(finding) / _latency(chosen):.2f}x the time of the chosen one"
+
+
+def _with_latency(finding: Finding, seconds: float) -> Finding:
+    assert finding.speed is not None
+    return replace(finding, speed=Speed(seconds, max(finding.speed.rows_per_second, 1 / seconds), finding.speed.batch))
+
+
+def _latency(finding: Finding) -> float:
+    assert finding.speed is not None
+    return finding.speed.latency_seconds
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"

@@ -1,0 +1,73 @@
+"""A trained model as the search sees it, whatever framework it comes from.
+
+The runtimes are those of the server, so what is compared and measured is what will serve.
+"""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tensorferry.serve.runtimes.runtime import Runtime, Signature
+from tensorferry.serve.tensors import Array
+
+Arrays: TypeAlias = dict[str, Array]  # a batch by name; rows first
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to write a model as a file that a runtime of the server runs."""
+
+    title: str  # for people, as "torch.export, then ONNX"
+    backend: str  # of the server's table
+    write: Callable[[Path], Path]  # into an empty folder; returns the file; raises whatever its exporter raises
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, what it takes and gives, and the ways that lead from it to files."""
+
+    title: str  # for people: a class or a file
+    framework: str
+    signature: Signature
+    original: Runtime  # answers as the model itself does; no export has touched it
+    routes: tuple[Route, ...]  # of each backend the preferred one first
+    keep: Route  # its own format: what is served where nothing else gives its answers
+    labels: tuple[str, ...] = ()
+    transform: dict[str, Any] | None = None  # what turns a client's image or text into inputs, as data
+    notes: tuple[str, ...] = ()
+    set_num_threads: Callable[[int], None] = lambda _: None  # of the original, where it can be told; 0: as it was
+
+
+_LOGGERS = ("root", "torch.onnx", "torch.export", "tf2onnx", "tensorflow", "nncf")
+
+
+@contextlib.contextmanager
+def quiet_exporters() -> Iterator[None]:
+    """Exporters warn of their own deprecations, log and print; what is wrong with a file is found by running it."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")
+        # OpenVINO and NNCF report their use over the network, and wait for it; under CI they do not
+        before = dict(os.environ)
+        os.environ.update(CI="true", NNCF_CI="1")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, in one line that names the kind of error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,64 @@
+"""Keras models in memory and `.keras` files, by way of a SavedModel whose tensors keep the model's names."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tensorferry.errors import BadModel
+from tensorferry.inference.source import Source
+from tensorferry.inference.sources.tensorflow import keep_saved_model, routes_of_saved_model
+from tensorferry.serve.runtimes.keras import KerasRuntime
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
+from tensorferry.serve.runtimes.table import load_runtime
+
+
+def read_keras(model: Any, scratch: Path) -> Source:
+    """The source of a model in memory."""
+    if keras.backend.backend() != "tensorflow":
+        raise BadModel(f"this Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or give a torch module")
+    runtime = KerasRuntime(model, model.name)
+
+    def copy() -> Any:
+        other = keras.models.clone_model(model)
+        other.set_weights(model.get_weights())
+        return other
+
+    return _make_source(f"{type(model).__name__} {model.name!r}", runtime, copy, scratch)
+
+
+def read_keras_file(path: Path, trust: bool, num_threads: int, scratch: Path) -> Source:
+    """The source of a `.keras` file; a Lambda layer, which is code, needs trust."""
+    runtime = load_runtime("keras", LoadOptions(path, num_threads, trust=trust))
+    assert isinstance(runtime, KerasRuntime)
+    return _make_source(path.name, runtime, lambda: keras.saving.load_model(path, compile=False, safe_mode=not trust), scratch)
+
+
+def _make_source(title: str, runtime: KerasRuntime, make_copy: Any, scratch: Path) -> Source:
+    signature = runtime.signature
+    assert signature is not None
+
+    @cache
+    def find() -> Path:
+        return save(make_copy(), signature, scratch)
+
+    return Source(title, "keras", signature, runtime, routes_of_saved_model(find, signature), keep_saved_model(find))
+
+
+def save(model: Any, signature: Signature, folder: Path) -> Path:
+    """Write a model as a SavedModel with the names of `signature`."""
+    names = [tensor.name for tensor in signature.inputs]
+    outputs = [tensor.name for tensor in signature.outputs]
+    specs = [tf.TensorSpec(each.shape, each.dtype, name=name) for each, name in zip(model.inputs, names, strict=True)]
+
+    @tf.function(input_signature=specs)
+    def call(*tensors: Any) -> dict[str, Any]:
+        results = keras.tree.flatten(model(keras.tree.pack_sequence_as(model.input, list(tensors)), training=False))
+        return dict(zip(outputs, results, strict=True))
+
+    holder = tf.Module()
+    holder.variables_of_model = [each.value for each in model.variables]
+    tf.saved_model.save(holder, str(folder / "keras"), signatures={"serving_default": call})
+    return folder / "keras"

@@ -1,0 +1,94 @@
+"""ONNX files, and the way from ONNX to OpenVINO that models of every framework share."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadModel
+from tensorferry.inference.source import Route, Source
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
+from tensorferry.serve.runtimes.table import load_runtime
+
+_ONE_FILE_NBYTES = 2**31 - 2**20  # a protobuf message cannot be larger; weights beyond go beside it
+
+
+def read_onnx(path: Path, num_threads: int) -> Source:
+    """The source of an ONNX file."""
+    runtime = load_runtime("onnxruntime", LoadOptions(path, num_threads))
+    assert runtime.signature is not None
+    signature = runtime.signature
+
+    def copy(folder: Path) -> Path:
+        return save_onnx(path, folder / "model.onnx")
+
+    keep = Route("the ONNX file itself", "onnxruntime", copy)
+    to_openvino = Route("OpenVINO from ONNX", "openvino", lambda folder: convert(lambda: path, signature, folder))
+    return Source(path.name, "onnx", signature, runtime, (keep, to_openvino), keep)
+
+
+def read_openvino(path: Path, num_threads: int) -> Source:
+    """The source of an OpenVINO file, which only OpenVINO runs."""
+    if not path.with_suffix(".bin").is_file():
+        raise BadModel(f"{path.name} has no weights beside it; put {path.with_suffix('.bin').name} into the same folder")
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    runtime = load_runtime("openvino", LoadOptions(path, num_threads, parameters=settings))
+    assert runtime.signature is not None
+
+    def copy(folder: Path) -> Path:
+        for suffix in (".xml", ".bin"):
+            shutil.copyfile(path.with_suffix(suffix), folder / f"model{suffix}")
+        return folder / "model.xml"
+
+    keep = Route("the OpenVINO file itself", "openvino", copy)
+    return Source(path.name, "openvino", runtime.signature, runtime, (keep,), keep)
+
+
+def save_onnx(path: Path, target: Path) -> Path:
+    """A copy of an ONNX file whose weights are inside, or beside it where they are too many."""
+    import onnx
+
+    model = onnx.load(path)
+    beside = model.ByteSize() > _ONE_FILE_NBYTES
+    onnx.save(model, target, save_as_external_data=beside, location=f"{target.name}.data" if beside else None)
+    return target
+
+
+def convert(find: Callable[[], Path], signature: Signature, folder: Path) -> Path:
+    """Write what OpenVINO makes of a model's file as fp32, with the signature's names."""
+    import openvino as ov
+
+    return save_openvino(ov.Core().read_model(find()), signature, folder)
+
+
+def save_openvino(model: Any, signature: Signature, folder: Path) -> Path:
+    """Write a model of OpenVINO as fp32, with the signature's names."""
+    import openvino as ov
+
+    set_names(model.inputs, [tensor.name for tensor in signature.inputs])
+    set_names(model.outputs, [tensor.name for tensor in signature.outputs])
+    ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
+    return folder / "model.xml"
+
+
+def set_names(ports: Sequence[Any], names: Sequence[str]) -> None:
+    """Give a model's ports their one name; ports that have none of the names take them in order."""
+    if len(ports) != len(names):
+        raise BadModel(f"the converted model has {len(ports)} inputs or outputs, the original {len(names)}")
+    found = [next((name for name in names if name in port.get_names()), None) for port in ports]
+    if sorted(filter(None, found)) != sorted(names):
+        found = list(names)
+    for port, name in zip(ports, found, strict=True):
+        port.get_tensor().set_names({name})
+
+
+def rename_tensors(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """The same ONNX graph with other names for its inputs and outputs, in their order."""
+    ends = (*zip(model.graph.input, inputs, strict=True), *zip(model.graph.output, outputs, strict=True))
+    new_names = {end.name: name for end, name in ends}
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [new_names.get(name, name) for name in names]
+    for end, name in ends:
+        end.name = name
+    return model

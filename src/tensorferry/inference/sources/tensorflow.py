@@ -1,0 +1,61 @@
+"""TensorFlow: SavedModels through their serving signature."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tensorferry.inference.source import Route, Source
+from tensorferry.inference.sources.onnx import convert, rename_tensors
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
+from tensorferry.serve.runtimes.table import load_runtime
+from tensorferry.serve.tensors import DTYPES
+
+_OPSET = 18  # the newest that tf2onnx writes
+
+
+def read_saved_model(path: Path, num_threads: int) -> Source:
+    """The source of a SavedModel's folder."""
+    runtime = load_runtime("tensorflow", LoadOptions(path, num_threads))
+    assert runtime.signature is not None
+    routes = routes_of_saved_model(lambda: path, runtime.signature)
+    return Source(path.name, "tensorflow", runtime.signature, runtime, routes, keep_saved_model(lambda: path))
+
+
+def keep_saved_model(find: Any) -> Route:
+    """The way to a copy of a SavedModel; `find` tells where it is."""
+
+    def copy(folder: Path) -> Path:
+        return Path(shutil.copytree(find(), folder / "model.savedmodel"))
+
+    return Route("the SavedModel itself", "tensorflow", copy)
+
+
+def routes_of_saved_model(find: Any, signature: Signature) -> tuple[Route, ...]:
+    """The ways from a SavedModel, whose place `find` tells, to engines."""
+
+    def to_onnx(folder: Path) -> Path:
+        import onnx
+        import tf2onnx
+
+        loaded = tf.saved_model.load(str(find()))  # kept alive while the function is used
+        names = [tensor.name for tensor in signature.inputs]
+        specs = [
+            tf.TensorSpec([None if size == -1 else size for size in tensor.shape], DTYPES[tensor.datatype], name=tensor.name)
+            for tensor in signature.inputs
+        ]
+        outputs = [tensor.name for tensor in signature.outputs]
+
+        def call(*tensors: Any) -> Any:
+            results = loaded.signatures["serving_default"](**dict(zip(names, tensors, strict=True)))
+            return [results[name] for name in outputs]
+
+        model, _ = tf2onnx.convert.from_function(tf.function(call, input_signature=specs), specs, opset=_OPSET)
+        onnx.save(rename_tensors(model, names, outputs), folder / "model.onnx")
+        return folder / "model.onnx"
+
+    return (
+        Route("OpenVINO from the SavedModel", "openvino", lambda folder: convert(find, signature, folder)),
+        Route("tf2onnx", "onnxruntime", to_onnx),
+    )

@@ -1,0 +1,110 @@
+"""Recipes that learn to tell pictures apart: ResNet-50, ResNet-152 and GoogLeNet in PyTorch, from scratch.
+
+With a folder of pictures (one folder a class) they train on that, otherwise on a small set of handwritten digits.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tensorferry.errors import BadRecipe
+from tensorferry.recipes import googlenet, resnet
+from tensorferry.recipes.digits import load_digits
+from tensorferry.recipes.held_out import read_batches
+from tensorferry.recipes.images import Scale, describe_images, read_folder
+from tensorferry.recipes.recipe import Data, Predict, Samples, Settings, TorchRecipe
+
+PHOTOGRAPHS = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # of ImageNet's, as is usual
+
+
+@dataclass(frozen=True)
+class ImageSettings(Settings):
+    """What can be set of a recipe for pictures."""
+
+    batch: int = 32
+    edge: int = 64  # pixels; photographs need 224
+    learning_rate: float = 0.02
+    weight_decay: float = 1e-4
+    augment: bool = True  # crop and flip the pictures of a folder at random
+
+
+class ClassifyImages(TorchRecipe):
+    """One class for every picture; what a network needs to become such a recipe."""
+
+    Settings = ImageSettings
+    inputs = ("images",)
+    metric = "accuracy"
+    higher_is_better = True
+    scale: ClassVar[Scale] = PHOTOGRAPHS
+    smallest_edge: ClassVar[int] = 32  # the network halves a picture five times
+
+    @abstractmethod
+    def make_network(self, num_classes: int) -> nn.Module:
+        """The network with random weights."""
+
+    def load_data(self, source: Path | None) -> Data:
+        """The pictures of a folder, or the digits."""
+        edge = self.settings.edge
+        if edge < self.smallest_edge:
+            raise BadRecipe(f"edge={edge} is too small for this network; it needs at least {self.smallest_edge} pixels")
+        if source is None:
+            return load_digits(edge, self.scale)
+        return read_folder(source, edge, self.scale, varied=self.settings.augment)
+
+    def build_model(self, data: Data) -> nn.Module:
+        """A network with a score for each of the data's classes."""
+        return self.make_network(len(data.labels))
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Gradient descent with momentum, of the weights that learn."""
+        settings = self.settings
+        learning = [weight for weight in model.parameters() if weight.requires_grad]
+        return torch.optim.SGD(
+            learning, lr=settings.learning_rate, momentum=0.9, weight_decay=settings.weight_decay, nesterov=True
+        )
+
+    def compute_loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Cross-entropy over the pictures."""
+        return functional.cross_entropy(model(batch["images"]), batch["classes"])
+
+    def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
+        """The share of pictures whose class has the highest score."""
+        num_right = 0
+        for batch in read_batches(self, samples):
+            scores = predict({"images": batch["images"]})
+            num_right += int((scores.argmax(axis=1) == batch["classes"]).sum())
+        return {"accuracy": num_right / len(samples)}
+
+    def describe_transform(self, data: Data) -> dict[str, Any]:  # noqa: ARG002
+        """How a client's picture becomes `images`."""
+        return describe_images(self.settings.edge, self.scale, "images")
+
+
+class ResNet50(ClassifyImages):
+    """ResNet-50."""
+
+    def make_network(self, num_classes: int) -> nn.Module:
+        """25.6 million weights at 1,000 classes."""
+        return resnet.resnet50(num_classes)
+
+
+class ResNet152(ClassifyImages):
+    """ResNet-152."""
+
+    def make_network(self, num_classes: int) -> nn.Module:
+        """60.2 million weights at 1,000 classes."""
+        return resnet.resnet152(num_classes)
+
+
+class GoogLeNet(ClassifyImages):
+    """GoogLeNet."""
+
+    def make_network(self, num_classes: int) -> nn.Module:
+        """7 million weights at 1,000 classes."""
+        return googlenet.GoogLeNet(num_classes)

@@ -1,1 +1,0 @@
-"""A 3D U-Net under a hard memory cap: plain training dies of it, the same training with a budget does not."""

@@ -1,0 +1,89 @@
+"""From the word a user writes to a recipe: of the catalog, or a class of their own; and from `--set` to its settings."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib import import_module
+from importlib.util import find_spec
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from tensorferry.errors import BadRecipe
+from tensorferry.plan.machines import nearest
+from tensorferry.recipes.recipe import Recipe, Settings
+from tensorferry.recipes.references import load_reference
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def find_recipe(reference: str) -> type[Recipe]:
+    """The recipe of that name in the catalog, or the class that `package.module:name` or `file.py:name` names."""
+    named = reference if ":" in reference else _find_in_catalog(reference)
+    found = load_reference(named, "recipe", "a recipe", BadRecipe)
+    if not (isinstance(found, type) and issubclass(found, Recipe)):
+        raise BadRecipe(
+            f"{reference!r} is a {type(found).__name__}, and a recipe is a class that inherits from TorchRecipe or KerasRecipe "
+            "of tensorferry.recipes.recipe"
+        )
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise BadRecipe(f"the recipe {reference!r} lacks {', '.join(missing)}; a recipe has to say all of them")
+    return found
+
+
+def _find_in_catalog(name: str) -> str:
+    if find_spec("tensorferry.recipes.catalog") is None:
+        raise BadRecipe(f"there is no recipe {name!r}; write package.module:recipe or file.py:recipe of your own")
+    return import_module("tensorferry.recipes.catalog").find_card(name).recipe
+
+
+def make_recipe(reference: str, settings: Mapping[str, str], start: str | None = None) -> Recipe:
+    """The recipe with the settings that were asked for, read by their types, beginning from `start`; None: its usual one."""
+    kind = find_recipe(reference)
+    if start is not None and start not in kind.starts:
+        raise BadRecipe(
+            f"{reference!r} cannot begin from {start!r}{nearest(start, kind.starts)}; it begins from {' or '.join(kind.starts)}"
+        )
+    try:
+        return kind(read_settings(kind.Settings, settings, reference), start)
+    except ValueError as error:
+        if isinstance(error, BadRecipe):
+            raise
+        raise BadRecipe(f"{reference!r} refuses these settings: {error}") from error
+
+
+def read_settings(kind: type[Settings], texts: Mapping[str, str], reference: str) -> Settings:
+    """Settings from texts, each read by the type that its field has."""
+    types = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    for name in texts:
+        if name not in names:
+            raise BadRecipe(f"{reference!r} has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+    values = {name: _read_value(name, text, types[name]) for name, text in texts.items()}
+    for name in ("batch", "steps"):
+        if name in values and values[name] < 1:
+            raise BadRecipe(f"expected {name} to be a whole number above zero, received {texts[name]!r}")
+    return kind(**values)
+
+
+def _read_value(name: str, text: str, wanted: Any) -> Any:
+    """
+    >>> _read_value("rate", "1e-3", float), _read_value("flip", "no", bool), _read_value("edge", "none", int | None)
+    (0.001, False, None)
+    """
+    options = get_args(wanted) or (wanted,)
+    if NoneType in options and text.lower() == "none":
+        return None
+    for option in options:
+        try:
+            if option is bool:
+                return _WORDS[text.lower()]
+            if option in (int, float, str):
+                return option(text)
+        except (KeyError, ValueError):
+            continue
+    raise BadRecipe(f"cannot read {name}={text!r}; expected {_describe(options)}")
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
+    return " or ".join(words.get(option, inspect.formatannotation(option)) for option in options)

@@ -1,0 +1,72 @@
+"""What a segmenting network finds in a whole volume, how good that is, and a picture of it."""
+
+import io
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.recipes.extra import load_extra
+from tensorferry.recipes.recipe import Predict
+from tensorferry.recipes.volume_samples import UNKNOWN
+
+_PANEL_EDGE = 320  # pixels
+_COLOURS = np.array(
+    [(0, 0, 0), (86, 156, 214), (230, 230, 230), (220, 120, 60), (120, 200, 120), (200, 90, 160), (240, 210, 80)], np.uint8
+)
+
+
+def find_classes(predict: Predict, volume: NDArray[np.float32], patch: int = 0) -> NDArray[np.intp]:
+    """The class of every voxel; with `patch`, from patches that overlap by a quarter, their scores added."""
+    if not patch:
+        return predict({"volumes": volume[None]})[0].argmax(axis=-1)
+    scores: NDArray[np.float32] | None = None
+    for box in _tiles(volume.shape[:3], patch):
+        found = predict({"volumes": np.ascontiguousarray(volume[box])[None]})[0]
+        if scores is None:
+            scores = np.zeros((*volume.shape[:3], found.shape[-1]), np.float32)
+        scores[box] += found
+    assert scores is not None  # a volume has at least one tile
+    return scores.argmax(axis=-1)
+
+
+def compute_dice(found: NDArray[np.intp], truth: NDArray[np.int32], num_classes: int) -> NDArray[np.float64]:
+    """For each class twice what both have over the sum of what each has; NaN for a class that neither has.
+
+    >>> compute_dice(np.array([0, 1, 1, 1]), np.array([0, 0, 1, 1]), 2).round(2).tolist()
+    [0.67, 0.8]
+    """
+    known = truth != UNKNOWN
+    found, truth = found[known], truth[known].astype(found.dtype)
+    both = np.bincount(truth[found == truth], minlength=num_classes)
+    each = np.bincount(found, minlength=num_classes) + np.bincount(truth, minlength=num_classes)
+    return np.divide(2.0 * both, each, out=np.full(num_classes, np.nan), where=each > 0)
+
+
+def draw_slice(volume: NDArray[np.float32], truth: NDArray[np.int32], found: NDArray[np.intp], place: int) -> bytes:
+    """A PNG of one slice across the front axis: the scan, the truth, and what was found; seen from behind, head up."""
+    scan = volume[:, place, :, 0]
+    low, high = np.percentile(scan, (1, 99.5))
+    grey = np.clip((scan - low) / max(high - low, 1e-6) * 255, 0, 255).astype(np.uint8)
+    panels = [np.repeat(grey[..., None], 3, axis=-1), *(_colour(classes[:, place, :]) for classes in (truth, found))]
+    image = load_extra("PIL.Image", "drawing a slice")
+    upright = [image.fromarray(np.ascontiguousarray(panel.transpose(1, 0, 2)[::-1])) for panel in panels]
+    sheet = image.new("RGB", (_PANEL_EDGE * len(upright), _PANEL_EDGE))
+    for column, panel in enumerate(upright):
+        sheet.paste(panel.resize((_PANEL_EDGE, _PANEL_EDGE), image.Resampling.NEAREST), (column * _PANEL_EDGE, 0))
+    buffer = io.BytesIO()
+    sheet.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _colour(classes: NDArray[np.integer]) -> NDArray[np.uint8]:
+    return _COLOURS[classes % len(_COLOURS)]
+
+
+def _tiles(shape: tuple[int, ...], patch: int) -> Iterator[tuple[slice, ...]]:
+    """Cubes that together cover a volume."""
+    stride = max(1, patch * 3 // 4)
+    begins = [sorted({*range(0, edge - patch, stride), edge - patch}) for edge in shape]
+    for corner in product(*begins):
+        yield tuple(slice(begin, begin + patch) for begin in corner)

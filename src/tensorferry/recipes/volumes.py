@@ -1,0 +1,245 @@
+"""Medical volumes and what is to be found in them: read from NIfTI files, brought to one cube, cut into patches, varied.
+
+A case is one or several scans of the same body part and a file that gives every voxel's label: `head.nii.gz` with
+`head_seg.nii.gz`, or `head_t1.nii.gz`, `head_t1ce.nii.gz`, ... with `head_seg.nii.gz`, as BraTS has them. All cases lie in one
+folder, or each in a folder of its own.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.errors import BadData
+from tensorferry.recipes.extra import load_extra
+
+Array = NDArray[Any]
+
+_LABEL_ENDINGS = ("_seg", "_label", "_labels", "_mask")
+_SUFFIXES = (".nii.gz", ".nii")
+_CACHED_CUBES = 4  # a run of few cases reads each once; more would cost memory that the budget does not see
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A case as it was recorded."""
+
+    image: Array  # x, y, z, channel; x from left to right, y from back to front, z from below to above
+    spacing: tuple[float, float, float]  # millimetres from voxel to voxel
+    shares: Sequence[Array]  # for each class, how much of a voxel belongs to it
+
+
+@dataclass(frozen=True)
+class Cube:
+    """A case as a network takes it."""
+
+    image: NDArray[np.float32]  # edge, edge, edge, channel: mean 0 and deviation 1 where there is something to see
+    classes: NDArray[np.int32]  # edge, edge, edge
+
+
+class Case(Protocol):
+    """Something to read one scan from; equal cases give equal scans."""
+
+    @property
+    def num_channels(self) -> int:
+        """How many recordings of the same body part it has."""
+        ...
+
+    def read(self) -> Scan:
+        """Raises BadData that names the file."""
+        ...
+
+    def __hash__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class NiftiCase:
+    """A case in files."""
+
+    channels: tuple[Path, ...]
+    label: Path
+    values: tuple[int, ...]  # what stands in the label file for class 0, 1, ...
+
+    @property
+    def num_channels(self) -> int:
+        """How many recordings it has."""
+        return len(self.channels)
+
+    def read(self) -> Scan:
+        """The scan, turned so that its axes point right, forward and up."""
+        channels = [_read_channel(path) for path in self.channels]
+        labels, spacing = read_voxels(self.label)
+        check_values(self.label, labels, self.values)
+        return Scan(np.stack(channels, axis=-1), spacing, [labels == value for value in self.values])
+
+
+def find_cases(folder: Path, values: tuple[int, ...] = ()) -> tuple[NiftiCase, ...]:
+    """The cases of a folder, all with the same channels; without `values`, classes are the values that the label files hold."""
+    if not folder.is_dir():
+        raise BadData(f"there is no folder {str(folder)!r}; expected one with scans and their labels as NIfTI files")
+    folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+    found = [case for place in folders for case in _group(place)]
+    if not found:
+        raise BadData(
+            f"no scan with labels in {str(folder)!r}; expected files such as head_t1.nii.gz beside head_seg.nii.gz, "
+            "in it or in a folder a case"
+        )
+    for label, channels in found:
+        _check_case(label, channels, num_channels=len(found[0][1]))
+    values = values or tuple(sorted({value for label, _ in found for value in _read_values(label)}))
+    if len(values) < 2:
+        raise BadData(f"the label files in {str(folder)!r} hold one value only; there is nothing to tell apart")
+    return tuple(NiftiCase(channels, label, values) for label, channels in found)
+
+
+def read_voxels(path: Path) -> tuple[Array, tuple[float, float, float]]:
+    """What a NIfTI file holds, its axes turned to right, forward and up, and the millimetres from voxel to voxel."""
+    nibabel = load_extra("nibabel", "reading NIfTI files")
+    with _naming(path):
+        turned = nibabel.as_closest_canonical(nibabel.load(path))
+        x, y, z = (float(step) for step in turned.header.get_zooms()[:3])
+        return np.asarray(turned.dataobj), (x, y, z)
+
+
+def check_values(path: Path, labels: Array, values: Sequence[int]) -> None:
+    """Raise BadData if a label stands for no class."""
+    unknown = np.setdiff1d(labels, values)
+    if unknown.size:
+        raise BadData(
+            f"{str(path)!r} holds the label {unknown[0]:g}, and the classes have {', '.join(map(str, values))}; "
+            "name them all with --set labels=0:background,1:..."
+        )
+
+
+@lru_cache(maxsize=_CACHED_CUBES)
+def load_cube(case: Case, edge: int) -> Cube:
+    """The part of a case that shows something, in a cube of `edge` voxels a side, every voxel as long as it is wide.
+
+    A voxel's class is the one that has the largest share of it.
+    """
+    scan = case.read()
+    box = _content(scan.image)
+    shape = scan.image[box].shape
+    voxel = max(num * step for num, step in zip(shape, scan.spacing, strict=False)) / edge
+    resize = _Resize(scan.spacing, voxel, edge)
+    image = np.stack([resize(scan.image[box][..., channel]) for channel in range(scan.image.shape[-1])], axis=-1)
+    best = np.zeros((edge,) * 3, np.float32)
+    classes = np.zeros((edge,) * 3, np.int32)
+    for number, share in enumerate(scan.shares):
+        resized = resize(share[box])
+        classes[resized > best] = number
+        np.maximum(best, resized, out=best)
+    return Cube(_normalise(image), classes)
+
+
+@dataclass(frozen=True)
+class _Resize:
+    """From voxels of one size to a cube of others, about the same middle; smoothed first where voxels grow."""
+
+    spacing: tuple[float, float, float]
+    voxel: float
+    edge: int
+
+    def __call__(self, volume: Array) -> NDArray[np.float32]:
+        ndimage = load_extra("scipy.ndimage", "resampling volumes")
+        steps = np.array([self.voxel / step for step in self.spacing])
+        smooth = ndimage.gaussian_filter(volume.astype(np.float32), np.maximum(steps - 1, 0) / 2)
+        offset = (np.array(volume.shape) - 1) / 2 - steps * (self.edge - 1) / 2
+        return ndimage.affine_transform(smooth, steps, offset, (self.edge,) * 3, order=1, mode="constant")
+
+
+def _content(image: Array) -> tuple[slice, slice, slice]:
+    """The smallest box around all that is not zero; everything, if all is."""
+    found = np.nonzero(image.any(axis=-1))
+    if not found[0].size:
+        return (slice(None), slice(None), slice(None))
+    x, y, z = (slice(int(places.min()), int(places.max()) + 1) for places in found)
+    return (x, y, z)
+
+
+def _normalise(image: Array) -> NDArray[np.float32]:
+    """Mean 0 and deviation 1 over what is shown, each channel by itself; what is not shown stays 0."""
+    shown = image != 0
+    normal = np.zeros(image.shape, np.float32)
+    for channel in range(image.shape[-1]):
+        part = shown[..., channel]
+        if part.any():
+            values = image[..., channel][part]
+            normal[..., channel][part] = (values - values.mean()) / max(float(values.std()), 1e-6)
+    return normal
+
+
+def _group(folder: Path) -> Iterator[tuple[Path, tuple[Path, ...]]]:
+    """The label files of one folder, each with its channels in the order of their names."""
+    stems = {path.name.removesuffix(".gz").removesuffix(".nii"): path for path in sorted(folder.iterdir()) if _is_nifti(path)}
+    for stem, label in stems.items():
+        ending = next((end for end in _LABEL_ENDINGS if stem.endswith(end)), None)
+        if ending is None:
+            continue
+        name = stem.removesuffix(ending)
+        channels = tuple(
+            path
+            for other, path in stems.items()
+            if (other == name or other.startswith(f"{name}_")) and not other.endswith(_LABEL_ENDINGS)
+        )
+        if not channels:
+            raise BadData(f"{str(label)!r} has no scan beside it; expected {name}.nii.gz or {name}_t1.nii.gz")
+        yield label, channels
+
+
+def _is_nifti(path: Path) -> bool:
+    return path.name.endswith(_SUFFIXES) and path.is_file()
+
+
+def _check_case(label: Path, channels: tuple[Path, ...], num_channels: int) -> None:
+    """Whether a case's files belong together, by their headers alone."""
+    if len(channels) != num_channels:
+        raise BadData(f"{str(label)!r} has {len(channels)} scans beside it, and the first case has {num_channels}")
+    shape = _read_shape(label)
+    if len(shape) != 3:
+        raise BadData(f"{str(label)!r} has the shape {_times(shape)}; labels need three axes")
+    for path in channels:
+        found = _read_shape(path)
+        if found != shape:
+            raise BadData(f"{str(path)!r} has the shape {_times(found)}, and its labels in {label.name!r} {_times(shape)}")
+
+
+def _read_channel(path: Path) -> NDArray[np.float32]:
+    voxels = read_voxels(path)[0].astype(np.float32)
+    if not np.isfinite(voxels).all():
+        raise BadData(f"{str(path)!r} holds voxels that are no numbers")
+    return voxels
+
+
+def _read_shape(path: Path) -> tuple[int, ...]:
+    """From the header alone."""
+    nibabel = load_extra("nibabel", "reading NIfTI files")
+    with _naming(path):
+        return tuple(nibabel.load(path).shape)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Whatever a file is unreadable by becomes a BadData that names it."""
+    nibabel = load_extra("nibabel", "reading NIfTI files")
+    try:
+        yield
+    except (OSError, ValueError, EOFError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
+        raise BadData(f"cannot read {str(path)!r} as a NIfTI file: {error}") from error
+
+
+def _read_values(label: Path) -> list[int]:
+    values = np.unique(read_voxels(label)[0])
+    if not np.array_equal(values, np.rint(values)):
+        raise BadData(f"{str(label)!r} holds {values[values != np.rint(values)][0]:g}; labels are whole numbers")
+    return [int(value) for value in values]
+
+
+def _times(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,77 @@
+"""Batches by step, loaded ahead on threads so that the model does not wait for its data.
+
+Samples come as one endless row: an epoch's samples in an order of their own, then the next epoch's. A step takes its batch from
+its place in that row, so every batch is full and any step can be the first.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.errors import BadData
+from tensorferry.recipes.recipe import Arrays, Recipe, Samples
+from tensorferry.train.seeds import order_rng, sample_rng
+
+NUM_AHEAD = 3  # batches; each is memory that the step does not have
+_MAX_THREADS = 4
+
+
+class Batches:
+    """The batches of the steps after `done` up to `last`, in order; `wait_seconds` is how long the last one was waited for."""
+
+    def __init__(self, recipe: Recipe, samples: Samples, seed: int, done: int, last: int) -> None:
+        if not len(samples):
+            raise BadData("there is nothing to train on: the data has no samples")
+        self.wait_seconds = 0.0
+        self._recipe = recipe
+        self._samples = samples
+        self._seed = seed
+        self._steps = iter(range(done + 1, last + 1))
+        self._order = lru_cache(maxsize=4)(self._make_order)
+        self._pool = ThreadPoolExecutor(min(NUM_AHEAD, _MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="ferry-batch")
+        self._ahead: deque[Future[Arrays]] = deque()
+        for _ in range(NUM_AHEAD):
+            self._load_next()
+
+    def __iter__(self) -> Iterator[Arrays]:
+        while self._ahead:
+            began = time.perf_counter()
+            batch = self._ahead.popleft().result()
+            self.wait_seconds = time.perf_counter() - began
+            self._load_next()
+            yield batch
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def wait_until_full(self) -> None:
+        """Block until all that is loaded ahead is there, so that its memory is not taken for a step's."""
+        for future in self._ahead:
+            future.exception()
+
+    def _load_next(self) -> None:
+        step = next(self._steps, None)
+        if step is not None:
+            self._ahead.append(self._pool.submit(self._load, step))
+
+    def _load(self, step: int) -> Arrays:
+        size = self._recipe.settings.batch
+        places = range((step - 1) * size, step * size)
+        return self._recipe.collate([self._read(*divmod(place, len(self._samples))) for place in places])
+
+    def _read(self, epoch: int, place: int) -> Arrays:
+        number = int(self._order(epoch)[place])
+        return self._samples.read(number, sample_rng(self._seed, epoch, number))
+
+    def _make_order(self, epoch: int) -> NDArray[np.int64]:
+        return order_rng(self._seed, epoch).permutation(len(self._samples))

@@ -1,0 +1,141 @@
+"""Checkpoints that survive a kill at any moment.
+
+A checkpoint is a folder. It is written under another name, every file is forced to the disk, and only then does it get its own
+name: so whatever has the name is whole. Its `state.json` is written last and holds a digest of every other file, so damage
+done afterwards is noticed as well, and the checkpoint before it is taken instead. `latest` and `best` are links for people.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tensorferry.errors import RunFailed
+
+FORMAT = "tensorferry-checkpoint-1"
+NUM_KEPT = 2  # of the newest, so that one is left when the newest is damaged; the best is kept besides
+_STATE = "state.json"
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was written; says why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run knows beside weights and optimizer. Batches and random numbers follow from the step."""
+
+    step: int = 0  # done
+    recipe: str = ""
+    skipped: tuple[int, ...] = ()  # steps left out because their loss was no number
+    best_step: int | None = None
+    best_value: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+
+
+def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> Path:
+    """Save under `root` what `write` puts into a folder, then drop what is no longer kept; raises `RunFailed` on a full disk."""
+    final, part = root / f"step-{state.step:08d}", root / f".step-{state.step:08d}.part"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        write(part)
+        digests = {path.name: _force_and_digest(path) for path in sorted(part.iterdir())}
+        _write_forced(part / _STATE, json.dumps({"format": FORMAT, "digests": digests, **asdict(state)}, indent=1))
+        _force_folder(part)
+        shutil.rmtree(final, ignore_errors=True)  # an earlier, damaged one of the same step
+        part.rename(final)
+        _point(root / "latest", final)
+        if state.best_step is not None:
+            _point(root / "best", root / f"step-{state.best_step:08d}")
+        _force_folder(root)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        shutil.rmtree(part, ignore_errors=True)
+        raise RunFailed(_explain(root, state.step, error)) from error
+    _drop_old(root, state)
+    return final
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Every checkpoint of a run, the newest first."""
+    return sorted(root.glob("step-*"), reverse=True)
+
+
+def read_state(folder: Path) -> State:
+    """What a checkpoint says, if it is whole; raises `Damaged`."""
+    try:
+        data = json.loads((folder / _STATE).read_text())
+        if data.pop("format") != FORMAT:
+            raise Damaged("it was written by another version")
+        for name, digest in data.pop("digests").items():
+            if _digest(folder / name) != digest:
+                raise Damaged(f"{name} is not what was written")
+        return State(**data | {"skipped": tuple(data["skipped"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"{type(error).__name__}: {error}") from error
+
+
+def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
+    """The newest whole checkpoint; None: there is none. Damaged ones are told of and passed over."""
+    for folder in list_checkpoints(root):
+        try:
+            return folder, read_state(folder)
+        except Damaged as reason:
+            say(f"checkpoint {folder.name} is damaged ({reason}); taking the one before")
+    return None
+
+
+def _drop_old(root: Path, state: State) -> None:
+    kept = {f"step-{state.best_step:08d}"} if state.best_step is not None else set()
+    for position, folder in enumerate(list_checkpoints(root)):
+        if position >= NUM_KEPT and folder.name not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _explain(root: Path, step: int, error: Exception) -> str:
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(root).free
+    full = free is not None and free < 16 * 2**20
+    cause = "the disk is full" if full else (getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0])
+    left = list_checkpoints(root)
+    kept = f"{left[0]} is still whole" if left else "nothing was saved before"
+    return f"cannot save step {step} under {str(root)!r}: {cause}; {kept}. Make room, then: ferry train --resume {root.parent}"
+
+
+def _point(link: Path, target: Path) -> None:
+    part = link.with_name(f".{link.name}.part")
+    part.unlink(missing_ok=True)
+    part.symlink_to(target.name)
+    part.replace(link)
+
+
+def _force_and_digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_forced(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _force_folder(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

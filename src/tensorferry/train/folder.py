@@ -1,0 +1,141 @@
+"""A run's folder.
+
+config.json        what was run
+environment.json   on what
+metrics.jsonl      a row a step
+events/            the same for TensorBoard
+checkpoints/       step-00000020/, latest, best
+plan.json          what the steps kept, swapped and recomputed, with a budget
+memory.json        planned beside measured, for the report
+illustration.png   what the model does, if the recipe can show it
+report.html        all of it on one page
+"""
+
+import json
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadRun
+from tensorferry.report.report import write_whole
+from tensorferry.train.config import Config, describe_environment
+
+_CONFIG = "config.json"
+
+
+class Run:
+    """A run's folder, to read and to write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkpoints = folder / "checkpoints"
+        self.metrics = folder / "metrics.jsonl"
+        self.memory = folder / "memory.json"
+        self.plan = folder / "plan.json"
+        self.illustration = folder / "illustration.png"
+        self.page = folder / "report.html"
+
+    def keep(self) -> None:
+        """Told when a step is done; a run that was there before stays in any case."""
+
+    def read_config(self) -> Config:
+        """What was run; raises `BadRun` where this is no run."""
+        path = self.folder / _CONFIG
+        try:
+            return Config.from_json(json.loads(path.read_text()), path)
+        except OSError as error:
+            raise BadRun(
+                f"{str(self.folder)!r} is no run: {_CONFIG} is missing. A run begins with: ferry train RECIPE"
+            ) from error
+        except ValueError as error:
+            if isinstance(error, BadRun):
+                raise
+            raise BadRun(f"{str(path)!r} is damaged: {error}") from error
+
+    def write_config(self, config: Config) -> None:
+        """Say what is run, and on what."""
+        write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
+        write_whole(self.folder / "environment.json", json.dumps(describe_environment(), indent=1))
+
+    def read_environment(self) -> dict[str, str]:
+        """What it ran on; empty where that is not told."""
+        try:
+            return dict(json.loads((self.folder / "environment.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def read_rows(self) -> list[dict[str, Any]]:
+        """The rows of all steps; a line that a kill has cut short is left out."""
+        rows = []
+        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                continue
+        return rows
+
+    def drop_rows_after(self, step: int) -> None:
+        """Forget the rows of steps that will be taken again."""
+        kept = [json.dumps(row) for row in self.read_rows() if row["step"] <= step]
+        write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        """Add the row of a step."""
+        with open(self.metrics, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+@contextmanager
+def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
+    """A folder for a new run. It stays once `keep` was called; until then an error leaves everything as it was."""
+    if not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadRun(
+            f"{str(folder)!r} exists; go on with it (ferry train --resume {folder}), overwrite it (--force), "
+            "or write elsewhere (--out)"
+        )
+    if force and folder.exists() and not (folder / _CONFIG).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadRun(f"{str(folder)!r} is not a run, so --force does not overwrite it; write elsewhere (--out)")
+    run = NewRun(folder)
+    run.begin()
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+class NewRun(Run):
+    """A run that is not sure to begin; the one that it overwrites waits beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._earlier = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        self._made = [parent for parent in folder.parents if not parent.exists()]
+        self._kept = False
+
+    def begin(self) -> None:
+        """Make room."""
+        try:
+            if self.folder.exists():
+                self.folder.rename(self._earlier)
+            self.folder.mkdir(parents=True)
+        except OSError as error:
+            raise BadRun(f"cannot make the folder {str(self.folder)!r}: {error.strerror}") from error
+
+    def keep(self) -> None:
+        """The first step is done: from now on this is the run."""
+        if not self._kept:
+            self._kept = True
+            shutil.rmtree(self._earlier, ignore_errors=True)
+
+    def end(self) -> None:
+        """Undo everything, unless it is kept."""
+        if not self._kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self._earlier.exists():
+                self._earlier.rename(self.folder)
+            with suppress(OSError):  # somebody else uses it by now
+                for parent in self._made:
+                    parent.rmdir()

@@ -1,0 +1,141 @@
+"""The trainer of Keras recipes, on the TensorFlow and the torch back end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.engines.keras import LargeModel
+from tensorferry.engines.policy import make_policy
+from tensorferry.errors import BadRecipe
+from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
+from tensorferry.report import Report
+from tensorferry.train.seeds import step_seed
+from tensorferry.train.trainer import StepMeter, Terms, Trainer
+
+_WEIGHTS = "model.npz"
+_OPTIMIZER = "optimizer.npz"
+
+
+class KerasTrainer(Trainer):
+    """A compiled Keras model; its layers' own generators are among its variables, so they are saved with it."""
+
+    def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms) -> None:
+        self._recipe = recipe
+        self._terms = terms
+        self.precision = make_policy(terms.precision)
+        self._meter = StepMeter()
+        keras.utils.set_random_seed(step_seed(terms.seed, 0))
+        with self.precision:
+            self.model: keras.Model = recipe.build_model(data)
+        if not getattr(self.model, "compiled", False):
+            raise BadRecipe(
+                f"{type(recipe).__name__}.build_model returned a model that is not compiled; call model.compile in it"
+            )
+        self._large = None if terms.budget is None else LargeModel(terms.budget)
+
+    def step(self, number: int, batch: Arrays) -> float:
+        if self._large is None:
+            self._meter.begin_step()
+        if keras.backend.backend() == "torch":
+            keras.utils.set_random_seed(step_seed(self._terms.seed, number))  # layers written in torch draw from torch
+        logs = self.model.train_on_batch(self._inputs(batch), self._targets(batch), return_dict=True)
+        return float(logs["loss"])
+
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
+        if keras.backend.backend() == "torch":
+            return _predict_in_torch(self.model, self._inputs(batch))
+        return np.asarray(self.model.predict_on_batch(self._inputs(batch)), "float32")
+
+    def save(self, folder: Path) -> None:
+        _save(self._own_variables(), folder / _WEIGHTS)
+        _save(self.model.optimizer.variables, folder / _OPTIMIZER)
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        _assign(self._own_variables(), folder / _WEIGHTS)
+        if not weights_only:
+            _assign(self.model.optimizer.variables, folder / _OPTIMIZER)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        with _same_kernels(self._terms.repeatable):
+            if self._large is None:
+                yield
+                return
+            # what `fit` does for a callback, around steps that the loop takes itself
+            self.model.make_train_function()
+            self._large.set_model(self.model)
+            self._large.on_train_begin()
+            try:
+                yield
+            finally:
+                self._large.on_train_end()
+
+    def peak_nbytes(self) -> int:
+        return self._meter.peak_nbytes() if self._large is None else self._large.report().measured_peak_nbytes
+
+    def report(self) -> Report | None:
+        return None if self._large is None else self._large.report()
+
+    def _own_variables(self) -> list[Any]:
+        """Weights and the states of random layers; metrics begin anew with every step."""
+        of_metrics = {id(variable) for variable in self.model.metrics_variables}
+        return [variable for variable in self.model.variables if id(variable) not in of_metrics]
+
+    def _inputs(self, batch: Arrays) -> Any:
+        return _alone_or_all({name: batch[name] for name in self._recipe.inputs})
+
+    def _targets(self, batch: Arrays) -> Any:
+        others = {name: array for name, array in batch.items() if name not in self._recipe.inputs}
+        return _alone_or_all(others) if others else None
+
+
+def _predict_in_torch(model: Any, inputs: Any) -> NDArray[Any]:
+    """As `predict_on_batch`, whose way from torch to numpy is deprecated in numpy 2."""
+    import torch
+
+    with torch.no_grad():
+        return _to_numpy(model(inputs, training=False).float())
+
+
+def _alone_or_all(arrays: Arrays) -> Any:
+    return next(iter(arrays.values())) if len(arrays) == 1 else arrays
+
+
+def _save(variables: list[Any], path: Path) -> None:
+    """By place, because several layers may have a name in common."""
+    arrays: Any = {f"{place:06d}": _to_numpy(variable.value) for place, variable in enumerate(variables)}
+    np.savez(path, **arrays)
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    return (value.detach().cpu() if keras.backend.backend() == "torch" else value).numpy()
+
+
+def _assign(variables: list[Any], path: Path) -> None:
+    with np.load(path, allow_pickle=False) as saved:
+        if len(saved.files) != len(variables):
+            raise ValueError(f"{path.name} holds {len(saved.files)} arrays, and the model has {len(variables)} variables")
+        for place, variable in enumerate(variables):
+            variable.assign(saved[f"{place:06d}"])
+
+
+@contextmanager
+def _same_kernels(wanted: bool) -> Iterator[None]:
+    """While inside, TensorFlow takes the same kernels with a budget and without; torch always does."""
+    if not wanted or keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    from tensorferry.engines.tensorflow import same_rewrites
+
+    tf.config.experimental.enable_op_determinism()  # there is no way to turn it off again in a process
+    with same_rewrites():
+        yield

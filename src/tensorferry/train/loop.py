@@ -1,0 +1,134 @@
+"""The loop: batch, step, row; evaluate and save every so often; stop on a signal.
+
+A loss that is no number may have spoilt the weights, on any framework and at any precision. So the run goes back to its last
+checkpoint and takes the same steps again, bit for bit, without the one that failed. A few such steps are forgiven.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tensorferry.errors import BadRecipe, RunFailed
+from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.train.batches import Batches
+from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
+from tensorferry.train.config import Config
+from tensorferry.train.events import Events
+from tensorferry.train.folder import Run
+from tensorferry.train.progress import Progress
+from tensorferry.train.signals import Stop
+from tensorferry.train.trainer import Trainer, make_predict
+
+MAX_SKIPPED = 5  # steps of a run whose loss may be no number
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one process of a run works with."""
+
+    run: Run
+    config: Config
+    recipe: Recipe
+    data: Data
+    trainer: Trainer
+    progress: Progress
+    stop: Stop
+
+
+class _BadLoss(Exception):
+    def __init__(self, step: int, loss: float, skipped: tuple[int, ...]) -> None:
+        super().__init__(f"the loss of step {step} is {loss}")
+        self.step = step
+        self.skipped = skipped  # before it; a checkpoint may be older than some of them
+
+
+def run_steps(session: Session, state: State) -> State:
+    """Take the steps after `state`, whose weights the trainer has, and return where it ended: at the last one, or at a signal."""
+    with session.trainer.training():
+        while True:
+            try:
+                return _take_steps(session, state)
+            except _BadLoss as bad:
+                state = _go_back(session, bad)
+
+
+def _take_steps(session: Session, state: State) -> State:
+    config = session.config
+    with (
+        Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps) as batches,
+        Events(session.run.folder / "events", state.step) as events,
+    ):
+        for batch in batches:
+            row = _take_step(session, state.step + 1, batch, state.skipped) | {"wait_seconds": batches.wait_seconds}
+            state = replace(state, step=row["step"])
+            due = state.step % config.every == 0 or state.step == config.steps
+            if due:
+                session.progress.say_working("evaluating")
+                state = _evaluate(session, state)
+                row["held_out"] = state.metrics
+            session.run.add_row(row)
+            events.add(row)
+            session.progress.step(row)
+            if due or session.stop.signal:
+                save(session, state)
+            session.run.keep()
+            if session.stop.signal:
+                break
+    return state
+
+
+def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]) -> dict[str, Any]:
+    row: dict[str, Any] = {"step": step}
+    if step in skipped:
+        return row | {"loss": None, "seconds": 0.0, "peak_nbytes": 0}
+    began = time.perf_counter()
+    loss = session.trainer.step(step, batch)
+    if not math.isfinite(loss):
+        raise _BadLoss(step, loss, skipped)
+    seconds = time.perf_counter() - began
+    return row | {"loss": loss, "seconds": seconds, "peak_nbytes": session.trainer.peak_nbytes()}
+
+
+def _evaluate(session: Session, state: State) -> State:
+    recipe = session.recipe
+    found = recipe.evaluate(make_predict(session.trainer, recipe), session.data.held_out)
+    metrics = {name: float(value) for name, value in found.items()}
+    value = _find_metric(recipe, metrics)
+    better = math.isfinite(value) and (
+        state.best_value is None or (value > state.best_value if recipe.higher_is_better else value < state.best_value)
+    )
+    state = replace(state, metrics=metrics)
+    return replace(state, best_step=state.step, best_value=value) if better else state
+
+
+def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
+    if recipe.metric not in metrics:
+        raise BadRecipe(
+            f"{type(recipe).__name__}.evaluate returned {', '.join(metrics) or 'nothing'}, and its metric is {recipe.metric!r}; "
+            "return that too, or name another as metric"
+        )
+    return metrics[recipe.metric]
+
+
+def save(session: Session, state: State) -> None:
+    """Save a checkpoint of this moment."""
+    save_checkpoint(session.run.checkpoints, state, session.trainer.save)
+
+
+def _go_back(session: Session, bad: _BadLoss) -> State:
+    """Load the last checkpoint and leave the step out that failed."""
+    found = find_newest(session.run.checkpoints, session.progress.say)
+    if found is None:
+        raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
+    folder, state = found
+    session.trainer.load(folder)
+    if len(bad.skipped) >= MAX_SKIPPED:
+        raise RunFailed(
+            f"{bad}, and {MAX_SKIPPED} steps were left out for that already; the last good checkpoint is {folder} "
+            f"(step {state.step}). Lower the learning rate or take a wider precision, and begin anew."
+        )
+    session.progress.say(f"{bad}: back to step {state.step}, and on without step {bad.step}")
+    session.run.drop_rows_after(state.step)
+    return replace(state, skipped=(*bad.skipped, bad.step))

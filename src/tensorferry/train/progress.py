@@ -1,0 +1,175 @@
+"""What a run shows while it works: a live line on a terminal, plain lines elsewhere, or one JSON object a line."""
+
+import json
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from tensorferry.train.config import Config
+from tensorferry.units import format_bytes, parse_bytes
+
+_LINE_SECONDS = 10.0  # between plain lines, so that a log stays short
+
+
+class Progress(Protocol):
+    """Whoever is told what a run does."""
+
+    def begin(self, config: Config, done: int) -> None:
+        """Steps begin after that many."""
+
+    def say(self, text: str) -> None:
+        """Something that a user should know."""
+
+    def say_working(self, what: str) -> None:
+        """What goes on when it is not a step."""
+
+    def step(self, row: dict[str, Any]) -> None:
+        """A step is done."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """The run is over, or stopped."""
+
+
+def make_progress(as_json: bool) -> Progress:
+    """The one that suits where the output goes."""
+    if as_json:
+        return JsonProgress()
+    return LiveProgress() if sys.stdout.isatty() else LineProgress()
+
+
+class JsonProgress:
+    """One JSON object a line, for programs."""
+
+    def begin(self, config: Config, done: int) -> None:
+        self._tell(begin=config.to_json(), done=done)
+
+    def say(self, text: str) -> None:
+        self._tell(note=text)
+
+    def say_working(self, what: str) -> None:
+        pass
+
+    def step(self, row: dict[str, Any]) -> None:
+        self._tell(**row)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        self._tell(end=summary)
+
+    def _tell(self, **event: Any) -> None:
+        print(json.dumps(event), flush=True)
+
+
+class LineProgress:
+    """A line every few seconds and for every evaluation, for logs."""
+
+    def __init__(self) -> None:
+        self._pace = _Pace()
+        self._last = 0.0
+
+    def begin(self, config: Config, done: int) -> None:
+        self._pace = _Pace(config, done)
+        print(_headline(config, done), flush=True)
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def say_working(self, what: str) -> None:
+        pass
+
+    def step(self, row: dict[str, Any]) -> None:
+        self._pace.add(row)
+        now = time.monotonic()
+        if "held_out" in row or row["step"] == self._pace.done + 1 or now - self._last > _LINE_SECONDS:
+            self._last = now
+            print(f"step {row['step']} of {self._pace.last}  {self._pace.describe(row)}  {self._pace.time_left()}", flush=True)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        print(_last_words(summary), flush=True)
+
+
+class LiveProgress:
+    """A bar that moves."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._pace = _Pace()
+        columns = (TextColumn("{task.fields[doing]}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
+        self._bar = Bar(SpinnerColumn(), *columns, TimeRemainingColumn(), console=self._console, transient=True)
+
+    def begin(self, config: Config, done: int) -> None:
+        self._pace = _Pace(config, done)
+        self._console.print(_headline(config, done), highlight=False)
+        self._task = self._bar.add_task("", total=config.steps, completed=done, doing="starting", figures="")
+        self._bar.start()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+    def say_working(self, what: str) -> None:
+        self._bar.update(self._task, doing=what)
+
+    def step(self, row: dict[str, Any]) -> None:
+        self._pace.add(row)
+        figures = self._pace.describe(row)
+        self._bar.update(self._task, completed=row["step"], doing="training", figures=figures)
+        if "held_out" in row:
+            self._console.print(f"step {row['step']}  {figures}", highlight=False, markup=False)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        self._bar.stop()
+        self._console.print(_last_words(summary), highlight=False, markup=False)
+
+
+class _Pace:
+    """How fast it goes, over all steps of this process but the first, which is cold."""
+
+    def __init__(self, config: Config | None = None, done: int = 0) -> None:
+        self.done = done
+        self.last = config.steps if config else 0
+        self._batch = config.settings["batch"] if config else 0
+        budget = config.terms.budget if config else None
+        self._of_budget = f" of {format_bytes(parse_bytes(budget))}" if budget not in (None, "auto") else ""
+        self._num_steps = 0
+        self._began = 0.0
+
+    def add(self, row: dict[str, Any]) -> None:
+        if self._num_steps == 0:
+            self._began = time.monotonic()
+        self._num_steps += 1
+        self._step = row["step"]
+
+    def describe(self, row: dict[str, Any]) -> str:
+        loss = "skipped" if row["loss"] is None else f"loss {row['loss']:.4g}"
+        parts = [loss, *(f"{name} {value:.4g}" for name, value in row.get("held_out", {}).items())]
+        if seconds := row["seconds"] + row["wait_seconds"]:
+            parts.append(f"{self._batch / seconds:.3g} samples/s")
+        if row["peak_nbytes"]:
+            parts.append(f"memory {format_bytes(row['peak_nbytes'])}{self._of_budget}")
+        return "  ".join(parts)
+
+    def time_left(self) -> str:
+        if self._num_steps < 2:
+            return ""
+        left = round((time.monotonic() - self._began) / (self._num_steps - 1) * (self.last - self._step))
+        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
+
+def _headline(config: Config, done: int) -> str:
+    budget = f", budget {config.terms.budget}" if config.terms.budget else ""
+    since = f", from step {done}" if done else ""
+    precision = f"{config.terms.precision} ({config.reason})" if config.reason else config.terms.precision
+    steps = f"{config.steps} steps of {config.settings['batch']}"
+    return f"{config.recipe}: {steps}{since}, {precision}{budget}, seed {config.terms.seed}"
+
+
+def _last_words(summary: dict[str, Any]) -> str:
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
+    if summary["stopped_by"]:
+        command = f"ferry train --resume {summary['folder']}"
+        return f"stopped by {summary['stopped_by']} after step {summary['step']}, saved; go on with: {command}"
+    best = f" (best {summary['best_value']:.4g} at step {summary['best_step']})" if summary["best_step"] else ""
+    return f"done: {summary['step']} steps, {metrics}{best}\nreport: {summary['page']}"

@@ -1,0 +1,47 @@
+"""SIGTERM and Ctrl-C while training: the step under way is finished and saved. A second one ends at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """Which signal asked to stop; None: none has."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell tells it: 143 for SIGTERM, 130 for Ctrl-C; 0 where nothing asked to stop."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+@contextmanager
+def watch_signals() -> Iterator[Stop]:
+    """While inside, the first signal is only noted; outside of the main thread no signal arrives, and nothing is changed."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before: dict[signal.Signals, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
+
+    def note(number: int, _: FrameType | None) -> None:
+        stop.signal = signal.Signals(number)
+        restore()
+
+    def restore() -> None:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+    for one in _SIGNALS:
+        signal.signal(one, note)
+    try:
+        yield stop
+    finally:
+        restore()

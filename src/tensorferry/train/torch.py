@@ -1,0 +1,130 @@
+"""The trainer of PyTorch recipes."""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tensorferry.engines.torch.large_model import large_model
+from tensorferry.engines.torch.precision import make_precision
+from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
+from tensorferry.report import Report
+from tensorferry.train.seeds import step_seed
+from tensorferry.train.trainer import StepMeter, Terms, Trainer
+
+_WEIGHTS = "model.pt"
+_OPTIMIZER = "optimizer.pt"
+
+
+class TorchTrainer(Trainer):
+    """A PyTorch model on the accelerator, if there is one, else on the CPU."""
+
+    def __init__(self, recipe: TorchRecipe, data: Data, terms: Terms) -> None:
+        self._recipe = recipe
+        self._terms = terms
+        self._device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        self.precision = make_precision(terms.precision, self._device)
+        self._meter = StepMeter()
+        self._seed(0)
+        self.model: torch.nn.Module = recipe.build_model(data).to(self._device)
+        self._optimizer: torch.optim.Optimizer = recipe.make_optimizer(self.model)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._large = None if terms.budget is None else large_model(self.model, terms.budget)
+
+    def step(self, number: int, batch: Arrays) -> float:
+        self._seed(number)
+        if self._large is None:
+            self._begin_peak()
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * self._recipe.scale_rate(number)
+        self.model.train()
+        tensors = {name: self._as_tensor(array) for name, array in batch.items()}
+        with self.precision:
+            loss = self._recipe.compute_loss(self.model, tensors)
+        value = float(loss.detach())
+        if math.isfinite(value):
+            self.precision.backward(loss)
+            self.precision.step(self._optimizer)
+        self._optimizer.zero_grad()
+        return value
+
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
+        self.model.eval()
+        with torch.no_grad(), self.precision:
+            out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))
+        return (out.float() if out.is_floating_point() else out).cpu().numpy()
+
+    def save(self, folder: Path) -> None:
+        torch.save(self.model.state_dict(), folder / _WEIGHTS)
+        state = {"optimizer": self._optimizer.state_dict(), "scale": self.precision.state_dict()}
+        torch.save(state, folder / _OPTIMIZER)
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        try:
+            self.model.load_state_dict(_read(folder / _WEIGHTS, self._device))
+            if not weights_only:
+                state = _read(folder / _OPTIMIZER, self._device)
+                self._optimizer.load_state_dict(state["optimizer"])
+                self.precision.load_state_dict(state["scale"])
+        except RuntimeError as error:  # how torch says that names or shapes differ
+            raise ValueError(" ".join(str(error).split())) from error
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        with _repeatable_kernels(self._terms.repeatable):
+            if self._large is None:
+                yield
+            else:
+                with self._large:
+                    yield
+
+    def peak_nbytes(self) -> int:
+        if self._large is not None:
+            return self._large.report().measured_peak_nbytes
+        if self._device.type == "cpu":
+            return self._meter.peak_nbytes()
+        return torch.accelerator.max_memory_allocated(self._device)
+
+    def report(self) -> Report | None:
+        return None if self._large is None else self._large.report()
+
+    def _begin_peak(self) -> None:
+        if self._device.type == "cpu":
+            self._meter.begin_step()
+        else:
+            torch.accelerator.reset_peak_memory_stats(self._device)
+
+    def _as_tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
+
+    def _seed(self, number: int) -> None:
+        seed = step_seed(self._terms.seed, number)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+
+def _read(path: Path, device: torch.device) -> Any:
+    return torch.load(path, map_location=device, weights_only=True)
+
+
+@contextmanager
+def _repeatable_kernels(wanted: bool) -> Iterator[None]:
+    """While inside, torch takes the kernels that repeat bit for bit, and warns of ops that have none."""
+    before = (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())
+    settings: Any = torch.utils.deterministic
+    fill = settings.fill_uninitialized_memory
+    try:
+        if wanted:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            settings.fill_uninitialized_memory = False  # nothing here reads memory that it has not written
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        settings.fill_uninitialized_memory = fill

@@ -1,0 +1,52 @@
+"""What training left: the recipe, its data, and the model with its best weights."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tensorferry.errors import BadRun
+from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.train.checkpoints import Damaged, State, find_newest, read_state
+from tensorferry.train.config import Config
+from tensorferry.train.folder import Run
+from tensorferry.train.start import load_recipe, load_weights
+from tensorferry.train.trainer import make_trainer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, and what it was made from."""
+
+    recipe: Recipe
+    model: Any  # of the recipe's framework, with the weights of `step`
+    data: Data
+    step: int
+    metrics: dict[str, float]  # of the evaluation at that step; empty where there was none
+    config: Config
+
+
+def load_trained(folder: Path) -> Trained:
+    """The model of a run with the weights of its best checkpoint; of its last whole one where none was evaluated."""
+    run = Run(folder)
+    config = run.read_config()
+    checkpoint, state = _find_best(run)
+    recipe, data = load_recipe(config)
+    # the weights are trained: neither budget nor repeatable kernels matter any more
+    trainer = make_trainer(recipe, data, replace(config.terms, budget=None, repeatable=False))
+    load_weights(trainer, checkpoint, weights_only=True)
+    return Trained(recipe, trainer.model, data, state.step, state.metrics, config)
+
+
+def _find_best(run: Run) -> tuple[Path, State]:
+    notes: list[str] = []
+    best = run.checkpoints / "best"
+    try:
+        if best.exists():
+            return best.resolve(), read_state(best)
+    except Damaged as reason:
+        notes.append(f"the best checkpoint is damaged ({reason})")
+    found = find_newest(run.checkpoints, notes.append)
+    if found is None or found[1].step == 0:
+        why = "; ".join(notes) or "no step was saved yet"
+        raise BadRun(f"{str(run.folder)!r} has no trained weights: {why}")
+    return found

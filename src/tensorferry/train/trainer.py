@@ -1,0 +1,115 @@
+"""What the loop asks of a framework: one step, a prediction, and its state in a folder. One trainer a framework."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.engines.resident import ResidentMeter
+from tensorferry.errors import BadRecipe, MissingExtra
+from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, TorchRecipe
+from tensorferry.report import Report
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a recipe is trained, whatever it is."""
+
+    seed: int = 0
+    repeatable: bool = True  # only kernels that give the same bits every time, even where that is slower
+    precision: str = "fp32"
+    budget: str | None = None  # None: no large model support
+
+
+class Trainer(ABC):
+    """One model and its optimizer."""
+
+    model: Any
+    precision: Any  # with a name and a reason
+
+    @abstractmethod
+    def step(self, number: int, batch: Arrays) -> float:
+        """Take one step and return its loss; where that is no number, the weights may be spoilt."""
+
+    @abstractmethod
+    def predict_batch(self, batch: Arrays) -> NDArray[Any]:
+        """The model's outputs for a batch's inputs; nothing is trained."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Put weights, optimizer and loss scale into a folder."""
+
+    @abstractmethod
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Take them from there, bit for bit; raises `ValueError` or `KeyError` where they do not fit the model."""
+
+    @abstractmethod
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Steps are taken inside: the budget holds there."""
+
+    @abstractmethod
+    def peak_nbytes(self) -> int:
+        """The most that a step held: of the last step, or of all so far inside a budget."""
+
+    @abstractmethod
+    def report(self) -> Report | None:
+        """Planned beside measured; None without a budget."""
+
+
+def make_predict(trainer: Trainer, recipe: Recipe) -> Predict:
+    """A function from inputs to outputs that never holds more samples at once than a step does, however many it is given."""
+
+    def predict(arrays: Arrays) -> NDArray[Any]:
+        inputs = {name: arrays[name] for name in recipe.inputs}
+        num, size = len(inputs[recipe.inputs[0]]), recipe.settings.batch
+        parts = [{name: array[at : at + size] for name, array in inputs.items()} for at in range(0, num, size)]
+        return np.concatenate([trainer.predict_batch(part) for part in parts])
+
+    return predict
+
+
+class StepMeter:
+    """The rise of this process's resident memory over what it was when this was made, step by step."""
+
+    def __init__(self) -> None:
+        try:
+            self._meter: ResidentMeter | None = ResidentMeter()
+        except OSError:  # only Linux tells
+            self._meter = None
+        self._before_nbytes = self._meter.now_nbytes() if self._meter else 0
+
+    def begin_step(self) -> None:
+        """Begin a new peak."""
+        if self._meter:
+            self._meter.reset_peak()
+
+    def peak_nbytes(self) -> int:
+        """The highest since then; 0 where the system does not tell."""
+        return max(0, self._meter.peak_nbytes() - self._before_nbytes) if self._meter else 0
+
+
+def make_trainer(recipe: Recipe, data: Data, terms: Terms) -> Trainer:
+    """The trainer of the recipe's framework, with the model built and nothing trained yet."""
+    try:
+        if isinstance(recipe, TorchRecipe):
+            from tensorferry.train.torch import TorchTrainer
+
+            return TorchTrainer(recipe, data, terms)
+        if isinstance(recipe, KerasRecipe):
+            from tensorferry.train.keras import KerasTrainer
+
+            return KerasTrainer(recipe, data, terms)
+    except ModuleNotFoundError as error:
+        extra = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflow"}.get(error.name or "")
+        if extra is None:
+            raise
+        raise MissingExtra(
+            f'this recipe needs {error.name}, which is not installed: pip install "tensorferry[{extra}]"'
+        ) from error
+    raise BadRecipe(f"{type(recipe).__name__} inherits from Recipe itself; inherit from TorchRecipe or KerasRecipe")

@@ -1,0 +1,81 @@
+"""From a model to an engine that gives its answers: every kind of model, and what happens when one way is barred."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from nets import Picture, answer, make_images, make_picture, make_sentence, make_texts, save_program
+
+import tensorferry as ferry
+from tensorferry.inference.search import FP32_DIFFERENCE
+
+
+def _difference(expected: np.ndarray, given: np.ndarray) -> float:
+    return float(np.abs(expected - given).max() / np.abs(expected).max())
+
+
+def test_a_module_becomes_an_engine_with_its_answers(picture_engine) -> None:
+    images = make_images(5)
+    assert _difference(answer(make_picture(), images), picture_engine(images)) <= FP32_DIFFERENCE
+
+
+def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
+    outcome = picture_engine.outcome
+    assert {finding.candidate.backend for finding in outcome.findings if finding.passed} == {"onnxruntime", "openvino"}
+    for finding in outcome.findings:
+        assert finding.match.difference <= FP32_DIFFERENCE
+        assert finding.speed.latency_seconds > 0
+    fastest = min(finding.speed.latency_seconds for finding in outcome.findings)
+    assert outcome.chosen.speed.latency_seconds == fastest
+    assert outcome.chosen.verdict.startswith("chosen")
+
+
+def test_batch_and_length_stay_free() -> None:
+    texts = make_texts()
+    engine = ferry.optimize(make_sentence(), texts, seconds=5)
+    assert [tensor.shape for tensor in engine.signature.inputs] == [(-1, -1), (-1, -1)]
+    assert [tensor.name for tensor in engine.signature.outputs] == ["logits"]
+    for rows, length in ((1, 12), (7, 5), (20, 3)):
+        ids, mask = texts["ids"][:rows, :length], np.ones((rows, length), np.int64)
+        assert _difference(answer(make_sentence(), ids, mask), engine(ids=ids, mask=mask)) <= FP32_DIFFERENCE
+    engine.close()
+
+
+def test_the_model_in_hand_is_left_as_it_was() -> None:
+    model = make_picture().train()
+    before = copy.deepcopy(model.state_dict())
+    ferry.optimize(model, make_images(), seconds=1).close()
+    assert model.training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_an_exported_program_is_read_from_its_file(tmp_path: Path) -> None:
+    engine = ferry.optimize(save_program(tmp_path / "net.pt2"), make_images(), seconds=1)
+    assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
+    engine.close()
+
+
+def test_an_onnx_file_is_its_own_first_candidate(picture_engine, tmp_path: Path) -> None:
+    onnx_file = next(
+        finding.candidate.path for finding in picture_engine.outcome.findings if finding.candidate.backend == "onnxruntime"
+    )
+    shutil.copy(onnx_file, tmp_path / "net.onnx")
+    engine = ferry.optimize(str(tmp_path / "net.onnx"), seconds=1)
+    assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
+    assert any("random" in note for note in engine.outcome.notes)
+    engine.close()
+
+
+def test_a_branch_that_torch_cannot_export_takes_the_tracer() -> None:
+    class Branching(Picture):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            found = super().forward(image)
+            return found if float(found.detach().abs().sum()) >= 0 else -found
+
+    engine = ferry.optimize(Branching().eval(), make_images(), seconds=1)
+    routes = {finding.route: finding.verdict for finding in engine.outcome.findings}
+    assert engine.outcome.chosen.route == "OpenVINO from TorchScript's tracer"
+    assert "cannot be exported" in routes["torch.export, then ONNX"]
+    engine.close()

@@ -1,0 +1,50 @@
+"""What a Keras recipe does on the back end of this process, told as one JSON object; run by `test_keras.py`."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from listening import Told, losses, weights
+
+from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.trained import load_trained
+
+HERE = Path(sys.argv[1])
+RECIPE = f"{Path(__file__).with_name('tiny_keras.py')}:TinyKeras"
+
+
+def train(name: str, **options: Any) -> Path:
+    given: dict[str, Any] = {"recipe": RECIPE, "seed": 7, "every": 4, "out": HERE / name} | options
+    assert begin(Request(**given), Told()) == 0
+    return HERE / name
+
+
+def cut_and_resume(folder: Path) -> bool:
+    """Whether a run that lost its last checkpoint ends with the same bits again."""
+    before = weights(folder), losses(folder)
+    last = (folder / "checkpoints" / "latest").resolve()
+    shutil.rmtree(last)
+    assert resume(folder, Told()) == 0
+    return before == (weights(folder), losses(folder))
+
+
+plain, again, large = train("plain"), train("again"), train("large", budget="1GiB")
+bad = train("bad", settings={"num_bad": "1", "steps": "9"})
+half = train("half", precision="fp16", settings={"steps": "6"})
+trained = load_trained(plain)
+found = {
+    "repeats": weights(plain) == weights(again) and losses(plain) == losses(again),
+    "budget_changes_no_bit": weights(plain) == weights(large),
+    "has_plan": (large / "plan.json").exists(),
+    "resumes": cut_and_resume(plain),
+    "resumes_in_a_budget": cut_and_resume(large),
+    "num_left_out": losses(bad).count(None),
+    "resumes_after_a_bad_loss": cut_and_resume(bad),
+    "resumes_in_fp16": cut_and_resume(half),
+    "num_outputs": trained.model.output_shape[-1],
+}
+print(json.dumps(found))

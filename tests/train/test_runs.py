@@ -1,0 +1,219 @@
+"""A run from beginning to end: what it leaves, that it repeats, that it goes on, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from listening import TINY, Told, losses, weights
+
+import tensorferry as ferry
+from tensorferry.cli import main
+from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.trained import load_trained
+
+Train = Callable[..., Path]
+
+
+def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Told) -> None:
+    folder = train()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    assert rows == told.rows
+    assert [row["step"] for row in rows if "held_out" in row] == [4, 8, 12]
+    assert all(row["peak_nbytes"] > 0 and row["wait_seconds"] >= 0 for row in rows)
+    assert json.loads((folder / "config.json").read_text())["settings"]["width"] == 16
+    assert "torch" in json.loads((folder / "environment.json").read_text())
+    assert list((folder / "events").glob("events.out.tfevents.*"))
+    assert (folder / "checkpoints" / "latest").resolve().name == "step-00000012"
+    assert told.summary["metrics"] == rows[-1]["held_out"]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(train: Train) -> None:
+    first, second, third = train("a"), train("b"), train("c", seed=8)
+    assert weights(first) == weights(second)
+    assert losses(first) == losses(second)
+    assert weights(first) != weights(third)
+
+
+def test_a_budget_changes_no_bit_and_leaves_its_plan(train: Train) -> None:
+    plain, large = train("plain"), train("large", budget="400MiB")
+    assert weights(plain) == weights(large)
+    assert ferry.Plan.load(large / "plan.json").budget_nbytes <= 400 * 2**20
+    assert not (plain / "plan.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "auto"])
+def test_a_precision_is_written_down_as_it_was_chosen(precision: str, train: Train) -> None:
+    config = json.loads((train(precision=precision, settings={"steps": "3"}) / "config.json").read_text())
+    assert config["terms"]["precision"] in ("fp32", "bf16") if precision == "auto" else precision
+    assert ("measured here" in config["reason"]) == (precision == "auto")
+
+
+def test_a_run_goes_on_where_a_checkpoint_was_with_the_same_bits(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
+    whole, part = train("whole"), train("part", precision="fp32")
+    shutil.rmtree(part / "checkpoints" / "step-00000012")
+    assert go_on(part) == 0
+    assert told.done == 8
+    assert weights(whole) == weights(part)
+    assert losses(whole) == losses(part)
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
+    folder = train()
+    before = weights(folder)
+    assert go_on(folder) == 0
+    assert len(told.rows) == 12
+    assert weights(folder) == before
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_told_of(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
+    folder = train()
+    whole = weights(folder)
+    (folder / "checkpoints" / "step-00000012" / "model.pt").write_bytes(b"rust")
+    assert go_on(folder) == 0
+    assert any("step-00000012 is damaged (model.pt is not what was written)" in note for note in told.notes)
+    assert told.done == 8
+    assert weights(folder) == whole
+
+
+def test_only_the_newest_two_and_the_best_are_kept(train: Train) -> None:
+    folder = train(every=1)
+    kept = {path.name for path in (folder / "checkpoints").glob("step-*")}
+    best = (folder / "checkpoints" / "best").resolve().name
+    assert kept == {"step-00000011", "step-00000012", best}
+
+
+def test_the_trained_model_has_the_best_weights(train: Train) -> None:
+    import torch
+
+    folder = train()
+    trained = load_trained(folder)
+    best = torch.load(folder / "checkpoints" / "best" / "model.pt", weights_only=True)
+    assert all(torch.equal(best[name], tensor) for name, tensor in trained.model.state_dict().items())
+    assert trained.data.labels == ("below", "above")
+    assert trained.metrics["accuracy"] == json.loads((folder / "checkpoints" / "best" / "state.json").read_text())["best_value"]
+    assert trained.config.settings["width"] == 16
+
+
+def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
+    train: Train, go_on: Callable[[Path], int], told: Told
+) -> None:
+    folder = train(settings={"num_bad": "1", "steps": "9"})
+    assert losses(folder).count(None) == 1
+    assert any("back to step" in note for note in told.notes)
+    whole = weights(folder)
+    shutil.rmtree(folder / "checkpoints" / "step-00000009")
+    go_on(folder)
+    assert weights(folder) == whole
+
+
+def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:
+    request = Request(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
+    with pytest.raises(ferry.RunFailed, match=r"the loss of step \d+ is nan, and 5 steps .* last good checkpoint is .*step-0000"):
+        begin(request, told)
+
+
+def test_a_run_that_is_there_is_only_overwritten_by_force(train: Train, tmp_path: Path) -> None:
+    folder = train()
+    before = weights(folder)
+    with pytest.raises(ferry.BadRun, match=r"exists; go on with it \(ferry train --resume .*--force"):
+        train()
+    assert weights(folder) == before
+    train(seed=8, force=True)
+    assert weights(folder) != before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_force_overwrites_nothing_but_a_run(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ferry.BadRun, match="is not a run, so --force does not overwrite it"):
+        train(force=True)
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_budget_too_small_leaves_nothing_behind_and_the_overwritten_run_whole(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(ferry.BudgetTooSmall):
+        train("deep/er/run", budget="1KiB")
+    assert not (tmp_path / "deep").exists()
+    folder = train()
+    before = weights(folder)
+    with pytest.raises(ferry.BudgetTooSmall):
+        train(budget="1KiB", force=True)
+    assert weights(folder) == before
+
+
+def test_a_run_of_another_recipe_or_version_is_refused(train: Train, tmp_path: Path, told: Told) -> None:
+    folder = train(settings={"steps": "2"})
+    with pytest.raises(ferry.BadRun, match=r"is a run of .*Tiny.*, not of 'other'"):
+        resume(folder, told, "other")
+    state = folder / "checkpoints" / "step-00000002" / "state.json"
+    state.write_text(state.read_text().replace("tiny.py:Tiny", "tiny.py:Huge"))
+    with pytest.raises(ferry.BadRun, match="belongs to a run of"):
+        resume(folder, told)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("tensorferry-run-1", "tensorferry-run-99"))
+    with pytest.raises(ferry.BadRun, match="has format 'tensorferry-run-99'"):
+        resume(folder, told)
+    with pytest.raises(ferry.BadRun, match="is no run"):
+        resume(tmp_path / "nowhere", told)
+
+
+def test_a_checkpoint_that_does_not_fit_the_model_is_refused(train: Train, told: Told) -> None:
+    folder = train(settings={"steps": "2"})
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"width": 16', '"width": 24'))
+    with pytest.raises(ferry.BadRun, match="does not fit the model"):
+        resume(folder, told)
+
+
+def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train, told: Told) -> None:
+    folder = train(settings={"steps": "2"})
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ferry.BadRun, match="no whole checkpoint"):
+        resume(folder, told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name a recipe"),
+        ([TINY.replace(":Tiny", ":Tinny")], "did you mean 'Tiny'"),
+        ([TINY, "--set", "widht=3"], "did you mean 'width'"),
+        ([TINY, "--set", "width=wide"], "expected a whole number"),
+        ([TINY, "--set", "width"], "write --set name=value"),
+        ([TINY, "--precision", "bf61"], "did you mean 'bf16'"),
+        ([TINY, "--budget", "2 potatoes"], "cannot read '2 potatoes' as bytes"),
+        ([TINY, "--budget", "1KiB"], "one step needs at least"),
+        ([TINY, "--from", "pretraind"], "it begins from scratch"),
+        ([TINY, "--data", "nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
+        (["--resume", "nowhere"], "'nowhere' is no run"),
+        (["--resume", "nowhere", "--steps", "3"], "--resume takes no --steps"),
+    ],
+)
+def test_what_cannot_run_is_one_line_and_code_2_and_writes_nothing(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_ones_own_trains_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", TINY, "--steps", "2", "--set", "batch=3"]) == 0
+    assert "done: 2 steps, accuracy" in capsys.readouterr().out
+    config = json.loads((tmp_path / "runs" / "tiny-Tiny" / "config.json").read_text())
+    assert config["command"] == ["ferry", "train", TINY, "--steps", "2", "--set", "batch=3"]
+    assert config["terms"]["repeatable"] is False
+    assert main(["train", TINY, "--steps", "2", "--json", "--force"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2]
+    assert lines[-1]["end"]["stopped_by"] is None
