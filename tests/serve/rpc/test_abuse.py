@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import RunningServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import save_graph, save_scale, tensor
 from onnx import helper
+from running import RunningServer
 from wire import Wire, make_request, pack
 
 from tensorferry.serve.rpc.frames import (

@@ -9,8 +9,8 @@ import h2.events
 import h2.settings
 import hpack
 import pytest
-from conftest import RunningServer
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, WindowUpdateFrame
+from running import RunningServer
 from wire import Wire, make_request, pack, read_outputs
 
 from tensorferry.serve.rpc.frames import (

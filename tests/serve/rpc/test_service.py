@@ -14,10 +14,10 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as client_grpc
-from conftest import RunningServer
 from hyperframe.frame import GoAwayFrame
 from models import save_graph, save_scale, tensor
 from onnx import TensorProto, helper
+from running import RunningServer
 from wire import SERVICE, Wire, make_request, pack
 
 from tensorferry.serve.rpc.frames import RST_STREAM, Code, Setting
