@@ -40,7 +40,7 @@ from tensorferry.serve.rpc.frames import (
 )
 from tensorferry.serve.rpc.heads import MAX_LIST_NBYTES, Head, HeadReader, Malformed
 from tensorferry.serve.rpc.limits import Patience, RpcLimits
-from tensorferry.serve.rpc.streams import Receiver, Stream
+from tensorferry.serve.rpc.streams import NOBODY, Receiver, Stream
 from tensorferry.serve.rpc.sweeping import Watches, sweep
 
 _LOG = logging.getLogger("tensorferry.serve")
@@ -230,9 +230,12 @@ class Connection(asyncio.Protocol):
         stream = Stream(self, number, self.outflow.initial_window, head.content_length)
         self.streams[number] = stream
         stream.is_received = ends
-        stream.receiver = self.app.open(stream, head)
-        if ends and not stream.is_gone:
-            stream.receiver.receive(b"")
+        receiver = self.app.open(stream, head)
+        if stream.is_gone:
+            return
+        stream.receiver = receiver
+        if ends:
+            receiver.receive(b"")
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
         self.heads.decode(block)
@@ -316,11 +319,13 @@ class Connection(asyncio.Protocol):
 
     def abandon(self, stream: Stream) -> None:
         """Forget a stream whose client does not wait for it any more."""
+        receiver = stream.receiver
         self._forget(stream)
-        stream.receiver.abandon()
+        receiver.abandon()
 
     def _forget(self, stream: Stream) -> None:
         stream.is_gone = True
+        stream.receiver = NOBODY
         self.streams.pop(stream.number, None)
         self.outflow.drop(stream)
         self.inflow.release(stream)

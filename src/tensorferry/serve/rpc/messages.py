@@ -150,6 +150,8 @@ class MessageReader:
         self.num_unread -= self.num_needed
         self.num_needed = _PREFIX_NBYTES
         self.num_taken += 1
+        if not self.num_unread:
+            self.data = b""  # the message is a copy; both would double what a large request holds
         return self._unpack(message, is_packed) if is_packed else message
 
     def _gather(self) -> None:

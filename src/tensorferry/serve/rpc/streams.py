@@ -37,6 +37,29 @@ class Receiver(Protocol):
         """A number that changes as the client does its part; None while it owes nothing."""
 
 
+class Nobody:
+    """The receiver of a stream that is over: one that stayed would keep the request until the collector runs."""
+
+    wants_more = False
+    num_missing = 0
+    progress = None
+
+    def receive(self, data: bytes) -> None:
+        """Too late."""
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
+
+    def drained(self) -> None:
+        """Nothing follows."""
+
+    def expire(self) -> None:
+        """Nothing is owed."""
+
+
+NOBODY = Nobody()
+
+
 class Watch:
     """For how long something has not changed, as far as those see who look at it now and then."""
 
@@ -76,7 +99,7 @@ class Stream:
     def __init__(self, connection: "Connection", number: int, out_window: int, num_promised: int | None) -> None:
         self.connection = connection
         self.number = number
-        self.receiver: Receiver = None  # type: ignore[assignment]  # the application gives it before anything else happens
+        self.receiver: Receiver = NOBODY
         self.in_window = DEFAULT_WINDOW  # what the client may still send
         self.num_extra = 0  # what of it the connection counts, see `Inflow`
         self.num_promised = num_promised  # bytes of the body that a content-length leaves
