@@ -1,5 +1,6 @@
 """gRPC as its clients know it: statuses, deadlines, cancellation, compression, health, draining."""
 
+import asyncio
 import gzip
 import queue
 import ssl
@@ -18,6 +19,7 @@ from hyperframe.frame import GoAwayFrame
 from models import save_graph, save_scale, tensor
 from onnx import TensorProto, helper
 from running import RunningServer
+from tritonclient.grpc import service_pb2 as pb
 from wire import SERVICE, Wire, make_request, pack
 
 from tensorferry.serve.rpc.frames import RST_STREAM, Code, Setting
@@ -180,6 +182,29 @@ def test_large_tensors_travel_both_ways_at_once(start_server: Start, tmp_path: P
             assert error is None
             index = int(result.get_response().id)
             np.testing.assert_array_equal(result.as_numpy("y"), 2 * arrays[index])
+
+
+def test_a_client_may_write_many_large_requests_before_it_reads(start_server: Start, tmp_path: Path) -> None:
+    save_scale(tmp_path, "wide", 2.0, num_columns="n")
+    server = start_server(tmp_path)
+    request = pb.ModelInferRequest(model_name="wide")
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 2**18])
+    request.raw_input_contents.append(np.ones(2**18, np.float32).tobytes())
+
+    async def write_then_read() -> list[int]:
+        options = [("grpc.max_receive_message_length", -1)]
+        async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
+            call = channel.stream_stream(
+                f"{SERVICE}/ModelStreamInfer",
+                request_serializer=pb.ModelInferRequest.SerializeToString,
+                response_deserializer=pb.ModelStreamInferResponse.FromString,
+            )(timeout=60)
+            for _ in range(20):  # 20 MiB, and as much comes back
+                await call.write(request)
+            await call.done_writing()
+            return [len(answer.infer_response.raw_output_contents[0]) async for answer in call]
+
+    assert asyncio.run(write_then_read()) == [2**20] * 20
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def _on_window_update(connection: "Connection", number: int, payload: bytes) -> 
 
 def _on_reset(connection: "Connection", _: int, number: int, __: bytes) -> None:
     check_begun(connection, number)
+    connection.reset.append(number)  # DATA that the client had queued before may still follow
     stream = connection.streams.get(number)
     if stream is not None:
         connection.abandon(stream)

@@ -20,8 +20,7 @@ from tensorferry.serve.rpc.messages import Status, status_of
 from tensorferry.serve.tracing import HEADER, Trace, read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
-_MAX_AHEAD = 64  # requests of one stream that may be under way
-_MAX_UNREAD_NBYTES = 2**20  # of answers that the client does not read
+_MAX_AHEAD = 64  # requests of one stream that may be under way, or whose answers wait to be read
 Outcome = InferResponse | RequestFault
 
 
@@ -97,9 +96,10 @@ class StreamInfer:
 
     @property
     def wants_more(self) -> bool:
-        """Whether there is room for another request."""
-        is_full = len(self.slots) >= _MAX_AHEAD or self.num_nbytes >= self.call.reader.max_nbytes
-        return not is_full and self.call.stream.num_pending_nbytes < _MAX_UNREAD_NBYTES
+        """Whether there is room for another request; many clients write some before they read."""
+        stream = self.call.stream
+        num_ahead = len(self.slots) + len(stream.pending)
+        return num_ahead < _MAX_AHEAD and self.num_nbytes + stream.num_pending_nbytes < self.call.reader.max_nbytes
 
     def take(self, message: bytes) -> None:
         """One request; what is wrong with it is its own answer, and the stream goes on."""
