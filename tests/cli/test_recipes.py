@@ -32,6 +32,7 @@ def test_the_catalog_fits_its_width_and_names_every_recipe(capsys: pytest.Captur
     assert main(["recipes"]) == 0
     shown = capsys.readouterr().out
     assert all(card.name in shown for card in list_cards())
+    assert "your own as a folder" not in render_cards([SHELLS])
     assert all(len(line) <= NUM_COLUMNS for line in (shown + render_cards([SHELLS])).splitlines())
 
 

@@ -24,43 +24,44 @@ def _children(pid: int) -> list[int]:
 
 
 def test_plain_dies_of_the_cap_ferry_trains_on_and_the_losses_are_equal(tmp_path: Path) -> None:
-    done = _demo("--size", "64", "--steps", "3", "--budget", "240MiB", "--out", "shown", folder=tmp_path)
+    done = _demo("--size", "48", "--steps", "2", "--out", "shown", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "dies after 0 steps: can't allocate memory" in done.stdout
+    assert "dies after 0 steps: " in done.stdout
     assert "trains on" in done.stdout
-    assert "All 3 losses equal plain's, bit for bit." in done.stdout
-    assert (tmp_path / "shown" / "timeline.html").read_text().lower().startswith("<!doctype html>")
-    assert [path.name for path in (tmp_path / "shown").iterdir()] == ["timeline.html"]
+    assert "All 2 losses equal plain's, bit for bit." in done.stdout
+    assert "shown/report.html" in done.stdout
+    assert (tmp_path / "shown" / "report.html").read_text().lower().startswith("<!doctype html>")
+    assert (tmp_path / "shown" / "illustration.png").stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["shown"]
 
 
 def test_a_budget_below_the_floor_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     done = _demo("--size", "16", "--steps", "1", "--budget", "1MiB", folder=tmp_path)
+    assert "survives: the cap is too high to show anything" in done.stdout  # the cap's own headroom holds all of it
     assert done.returncode == 2
     assert done.stderr.startswith("ferry: one step needs at least")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cap_that_plain_training_survives_is_said_and_fails(tmp_path: Path) -> None:
-    done = _demo("--size", "16", "--steps", "2", "--budget", "1GiB", folder=tmp_path)
-    assert done.returncode == 1
-    assert "the cap is too high to show anything" in done.stdout
-
-
-def test_an_out_that_is_no_folder_is_one_line_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("a file")
+@pytest.mark.parametrize("taken", ["a file", "a folder"])
+def test_an_out_that_is_no_earlier_run_is_one_line_before_anything_runs(taken: str, tmp_path: Path) -> None:
+    notes = tmp_path / "taken" if taken == "a file" else tmp_path / "taken" / "notes.txt"
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text("mine")
     done = _demo("--out", "taken", folder=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "ferry: cannot write the picture to 'taken', which is no folder; choose another one with --out\n"
-    assert (tmp_path / "taken").read_text() == "a file"
+    assert done.stderr == "ferry: 'taken' is there and no run of an earlier demo; choose another folder with --out\n"
+    assert notes.read_text() == "mine"
 
 
-def test_without_torch_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['torch'] = None; from tensorferry.cli import main; sys.exit(main(['demo']))"
+@pytest.mark.parametrize(("module", "extra"), [("torch", "torch"), ("keras", "tensorflow"), ("nilearn", "recipes")])
+def test_without_what_it_needs_it_says_what_to_install(module: str, extra: str) -> None:
+    code = f"import sys; sys.modules['{module}'] = None; from tensorferry.cli import main; sys.exit(main(['demo']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == 'ferry: the demo needs torch, which is not installed: pip install "tensorferry[torch]"\n'
+    assert done.stderr == f'ferry: the demo needs {module}, which is not installed: pip install "tensorferry[{extra}]"\n'
 
 
 @pytest.mark.parametrize("after_seconds", [0.0, 2.0])

@@ -35,6 +35,20 @@ TORCH = """
     print("equal", "Fits" in str(big.report()))
 """
 
+REFUSED = """
+    import keras
+    import numpy as np
+    import tensorferry as ferry
+
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((2048, 64), "float32")
+    try:
+        model.fit(x, x[:, :1], batch_size=1024, epochs=2, verbose=0, callbacks=[ferry.LargeModel(budget=4096, min_nbytes=1)])
+    except ferry.BudgetTooSmall as error:
+        print(str(error).startswith("one step needs at least"), "\\n" in str(error), error.smallest_nbytes > 4096)
+"""
+
 
 def _run(program: str) -> str:
     done = subprocess.run(
@@ -51,3 +65,7 @@ def _run(program: str) -> str:
 
 def test_on_the_torch_back_end_the_callback_drives_the_torch_engine() -> None:
     assert _run(TORCH).strip() == "equal True"
+
+
+def test_on_the_torch_back_end_a_budget_too_small_is_said_in_our_words_and_not_in_keras() -> None:
+    assert _run(REFUSED).strip() == "True False True"

@@ -17,6 +17,7 @@ class Told:
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.summary: dict[str, Any] = {}
+        self.on_evaluate: Callable[[], None] = lambda: None
         self.on_step: Callable[[dict[str, Any]], None] = lambda row: None
 
     def begin(self, config: Config, done: int) -> None:
@@ -26,7 +27,7 @@ class Told:
         self.notes.append(text)
 
     def say_working(self, what: str) -> None:
-        pass
+        self.on_evaluate()
 
     def step(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -13,7 +13,7 @@ import pytest
 def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(backend: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", Path(__file__).with_name("keras_program.py"), tmp_path],
-        env=os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env=os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=240,

@@ -1,7 +1,9 @@
 """A run from beginning to end: what it leaves, that it repeats, that it goes on, and what it refuses."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +109,19 @@ def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
     shutil.rmtree(folder / "checkpoints" / "step-00000009")
     go_on(folder)
     assert weights(folder) == whole
+
+
+def test_a_signal_ends_an_evaluation_too_and_its_step_is_saved(
+    train: Train, go_on: Callable[[Path], int], tmp_path: Path
+) -> None:
+    whole, told = train("whole"), Told()
+    told.on_evaluate = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    assert begin(Request(TINY, out=tmp_path / "run", seed=7, every=4), told) == 143
+    assert [row["step"] for row in told.rows] == [1, 2, 3, 4]
+    assert "held_out" not in told.rows[-1]
+    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "step-00000004"
+    assert go_on(tmp_path / "run") == 0
+    assert weights(tmp_path / "run") == weights(whole)
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:

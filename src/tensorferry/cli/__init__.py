@@ -21,7 +21,9 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = Parser(prog="ferry", description="From out-of-memory to in-production: train inside a memory budget, optimise, serve.")
+    parser = Parser(
+        prog="ferry", description="From out-of-memory to in-production: train inside a memory budget, optimise, serve."
+    )
     parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for verb in _VERBS:

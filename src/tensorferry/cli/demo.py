@@ -18,20 +18,24 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "demo",
-        help="train a 3D U-Net under a hard memory cap that plain training does not survive",
-        description="Train a 3D U-Net three times, each in a process of its own: plain, plain under a hard memory cap, and under "
-        "the same cap with a budget. Compare the losses bit for bit.",
+        help="train a 3D U-Net on an MRI under a hard memory cap that plain training does not survive",
+        description="Train the recipe unet3d-brain three times, each in a process of its own: plain, plain under a hard memory "
+        "cap, and under the same cap with a budget. Compare the losses bit for bit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", type=Path, default=Settings.out, metavar="FOLDER", help="where the picture goes (default %(default)s)"
+        "--out",
+        type=Path,
+        default=Settings.out,
+        metavar="FOLDER",
+        help="where the run with its report goes (default %(default)s)",
     )
     parser.add_argument(
         "--steps", type=_positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
-    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 60 %% of what plain training takes)')
+    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
     parser.set_defaults(run=_run)
 
 

@@ -27,6 +27,7 @@ class Request:
     out: str  # the run's folder
     cap_nbytes: int | None = None  # what the process may hold beyond what it held before the model; None: no cap
     budget_nbytes: int | None = None  # None: plain training
+    base: int = 16  # channels at full resolution
 
     def to_json(self) -> str:
         """The request as text."""

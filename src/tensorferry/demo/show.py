@@ -1,12 +1,9 @@
 """The demo itself: three trainings one after the other, their progress, and what came of them."""
 
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tensorferry.demo.settings import BACKEND, RECIPE, Request, Settings
+from tensorferry.demo.process import HEADROOM_NBYTES, run_training
+from tensorferry.demo.settings import RECIPE, Request, Settings
 from tensorferry.errors import FerryError, MissingExtra
-from tensorferry.recipes.cap import EXACT_MALLOC
 from tensorferry.units import format_bytes
 
-_BUDGET_SHARE = 0.6  # of the plain peak
-_HEADROOM_NBYTES = 64 * 2**20  # the cap also counts what is no tensor: thread stacks, the heap's slack
+_BUDGET_SHARE = 0.75  # of the plain peak
 _NEEDED = {"torch": "torch", "keras": "tensorflow", "nibabel": "recipes", "nilearn": "recipes"}  # and the extras that bring them
 _RUN_CONFIG = "config.json"  # what makes a folder a run
 
@@ -45,7 +41,7 @@ def show(settings: Settings, console: Console | None = None) -> int:
         console.print(f"{RECIPE}: a 3D U-Net finds grey and white matter in an MRI of {size}, three times:\n")
         plain = _train_plain(settings, folder / "plain", console)
         budget = settings.budget_nbytes or round(plain.peak_nbytes * _BUDGET_SHARE)
-        cap = budget + _HEADROOM_NBYTES
+        cap = budget + HEADROOM_NBYTES
         dead = _train_capped(settings, folder / "capped", cap, console)
         request = Request(settings.edge, settings.num_steps, str(folder / "run"), cap, budget)
         ferried = _train(f"ferry, capped at {format_bytes(cap)}", request, console)
@@ -110,7 +106,7 @@ def _train(title: str, request: Request, console: Console) -> Outcome:
         task = progress.add_task(title, total=request.num_steps)
         rows: list[dict[str, Any]] = []
         end: dict[str, Any] = {}
-        for event in _events(request):
+        for event in run_training(request):
             if "step" in event:
                 rows.append(event)
                 progress.update(task, completed=event["step"])
@@ -120,28 +116,6 @@ def _train(title: str, request: Request, console: Console) -> Outcome:
         raise FerryError(end["error"])
     losses = tuple(row["loss"] for row in rows)  # as JSON writes floats, every bit
     return Outcome(losses, max((row["peak_nbytes"] for row in rows), default=0), end.get("out_of_memory", ""))
-
-
-def _events(request: Request) -> Iterator[dict[str, Any]]:
-    """What a training tells, until it ends; a process that dies without a word under a cap ran out of memory."""
-    command = [sys.executable, "-m", "tensorferry.demo.training", request.to_json()]
-    environment = os.environ | EXACT_MALLOC | {"KERAS_BACKEND": BACKEND}
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
-    ):
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                yield json.loads(line)
-            child.wait()
-        finally:
-            child.kill()  # it still runs only if we were interrupted
-        if child.returncode != 0:
-            errors.seek(0)
-            last = (errors.read().strip().splitlines() or ["no message"])[-1]
-            told = f"the process ended with code {child.returncode}: {last}"
-            yield {"out_of_memory" if request.cap_nbytes is not None else "error": told}
 
 
 def _keep(run: Path, folder: Path) -> None:

@@ -20,7 +20,6 @@ from tensorferry.train.start import Request as TrainRequest
 from tensorferry.train.start import begin
 
 _SEED = 7
-_BASE = 16  # channels at full resolution
 
 
 def main(argv: list[str]) -> None:
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> None:
     try:
         begin(_train_request(request), JsonProgress())
     except (ferry.FerryError, RuntimeError, MemoryError) as error:
-        refused = next((cause for cause in (error, error.__cause__) if cause and is_out_of_memory(cause)), None)
+        refused = next((cause for cause in (error.__cause__, error) if cause and is_out_of_memory(cause)), None)
         if refused is not None:
             _tell("out_of_memory", _first_sentence(refused))
         elif isinstance(error, ferry.FerryError):
@@ -41,8 +40,8 @@ def main(argv: list[str]) -> None:
             raise
 
 
-def _train_request(request: Request, base: int = _BASE) -> TrainRequest:
-    settings = {"resolution": request.edge, "base": base, "steps": request.num_steps}
+def _train_request(request: Request) -> TrainRequest:
+    settings = {"resolution": request.edge, "base": request.base, "steps": request.num_steps}
     return TrainRequest(
         recipe=RECIPE,
         settings={name: str(value) for name, value in settings.items()},
@@ -58,7 +57,7 @@ def _warm_up(edge: int) -> None:
     """Train in small and read the head, so that what is loaded once does not count as the training's own."""
     _ = ferry.LargeModel
     with tempfile.TemporaryDirectory() as folder:
-        begin(_train_request(Request(16, 1, f"{folder}/run"), base=2), _Silent())
+        begin(_train_request(Request(16, 1, f"{folder}/run", base=2)), _Silent())
     load_cube(Mni152(), edge)
 
 
@@ -68,10 +67,9 @@ class _Silent(JsonProgress):
 
 
 def _first_sentence(error: BaseException) -> str:
-    """What torch says, without the place in its sources."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    line = line.partition("DefaultCPUAllocator: ")[2] or line
-    return line.partition(" Error code")[0]
+    """What torch says, without the layer that Keras names and the place in torch's sources."""
+    text = str(error).partition("DefaultCPUAllocator: ")[2] or str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(" Error code")[0]
 
 
 def _tell(what: str, text: str) -> None:

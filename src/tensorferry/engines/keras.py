@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from tensorferry.engines.budget import MIN_NBYTES
-from tensorferry.errors import NotSupported
+from tensorferry.errors import FerryError, NotSupported
 from tensorferry.report import Report
 
 _LOG = logging.getLogger("tensorferry")
@@ -107,12 +107,15 @@ class _Training(ABC):
             return self.run(iterator)
         except StopIteration:  # the end of an epoch
             raise
-        except BaseException:
+        except BaseException as error:
             # Keras tells callbacks of the end of training only when it ends well
             self._active = False
             self.model.train_function = self._own_function
             self.close(failed=True)
-            raise
+            ours = _find_ours(error)
+            if ours is None:
+                raise
+            raise ours from None
 
     @abstractmethod
     def run(self, iterator: Any) -> Any:
@@ -182,6 +185,16 @@ class _TorchTraining(_Training):
 
     def report(self) -> Report:
         return self._large.report()
+
+
+def _find_ours(error: BaseException | None) -> FerryError | None:
+    """The error of ours that Keras put another in place of, often of another class, with a layer's arguments in its text."""
+    found = None
+    while error is not None:
+        if isinstance(error, FerryError):
+            found = error
+        error = error.__context__
+    return found
 
 
 def _check_strategy(model: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
 _TITLES = {
@@ -30,13 +30,16 @@ class Candidate:
     path: Path
     num_threads: int
     parameters: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""  # where a backend and precision has several files
     accelerator: str = ""  # "cuda" or "tensorrt"; empty: the CPU
 
     @property
     def title(self) -> str:
         """For people, as "OpenVINO fp32, 2 threads"."""
         where = f" on {self.accelerator}" if self.accelerator else ""
-        return f"{_TITLES[self.backend]} {self.precision}{where}, {self.num_threads} thread{'s' * (self.num_threads > 1)}"
+        variant = f" ({self.variant})" if self.variant else ""
+        threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
+        return f"{_TITLES[self.backend]} {self.precision}{variant}{where}, {threads}"
 
     @property
     def nbytes(self) -> int:
@@ -44,13 +47,22 @@ class Candidate:
         folder = self.path.parent
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
-    def load(self) -> Runtime:
-        """Its runtime, as the server would load it."""
-        device = "gpu" if self.accelerator else "cpu"
-        return load_runtime(self.backend, LoadOptions(self.path, self.num_threads, device=device, parameters=self.parameters))
+    def load(self, signature: Signature) -> Runtime:
+        """Its runtime, as the server would load it with a configuration that has the names of `signature`."""
+        options = LoadOptions(
+            self.path,
+            self.num_threads,
+            device="gpu" if self.accelerator else "cpu",
+            parameters=self.parameters,
+            input_names=tuple(tensor.name for tensor in signature.inputs),
+            output_names=tuple(tensor.name for tensor in signature.outputs),
+        )
+        return load_runtime(self.backend, options)
 
 
-def make_candidate(backend: str, precision: str, path: Path, num_threads: int, accelerator: str = "") -> Candidate:
+def make_candidate(
+    backend: str, precision: str, path: Path, num_threads: int, variant: str = "", accelerator: str = ""
+) -> Candidate:
     """A candidate with the parameters that make its runtime do just that."""
     parameters = {_THREADS[backend]: str(num_threads)} if backend in _THREADS else {}
     if backend == "openvino":
@@ -58,16 +70,16 @@ def make_candidate(backend: str, precision: str, path: Path, num_threads: int, a
         parameters["INFERENCE_PRECISION_HINT"] = _OPENVINO_HINTS[precision]
     if accelerator == "tensorrt":
         parameters["gpu_execution_accelerator"] = "tensorrt"
-    return Candidate(backend, precision, path, num_threads, parameters, accelerator)
+    return Candidate(backend, precision, path, num_threads, parameters, variant, accelerator)
 
 
-def list_variants(backend: str, precision: str, path: Path) -> Iterator[Candidate]:
+def list_variants(backend: str, precision: str, path: Path, variant: str) -> Iterator[Candidate]:
     """The candidates of one file, the most promising number of threads first, and those on a GPU where there is one."""
     if backend == "onnxruntime":
         for accelerator in find_accelerators():
-            yield make_candidate(backend, precision, path, 1, accelerator)
+            yield make_candidate(backend, precision, path, 1, variant, accelerator)
     for num_threads in thread_counts(count_cores()):
-        yield make_candidate(backend, precision, path, num_threads)
+        yield make_candidate(backend, precision, path, num_threads, variant)
 
 
 def thread_counts(num_cores: int) -> list[int]:

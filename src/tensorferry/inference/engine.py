@@ -28,7 +28,7 @@ class Engine:
         self.candidate = outcome.chosen.candidate
         self.signature = source.signature
         self._folder = folder  # its files live as long as the engine
-        self._runtime = self.candidate.load()
+        self._runtime = self.candidate.load(self.signature)
         self._runner = self._runtime.new_runner()
 
     def __call__(self, *arrays: Any, **by_name: Any) -> Array | Arrays:

@@ -64,9 +64,13 @@ def _make_table(outcome: Outcome) -> str:
 
 def _make_row(finding: Finding, is_chosen: bool) -> str:
     texts = row_texts(finding)
-    cells = [f"<td{_look(at)}>{'<b>' if is_chosen and not at else ''}{escape(text)}</td>" for at, text in enumerate(texts[:-1])]
+    cells = [f"<td{_look(at)}>{_bold(text, is_chosen and not at)}</td>" for at, text in enumerate(texts[:-1])]
     route = f'<br><span class="action">{escape(finding.route)}</span>' if finding.route else ""
     return f'<tr>{"".join(cells)}<td class="label">{escape(texts[-1])}{route}</td></tr>'
+
+
+def _bold(text: str, is_bold: bool) -> str:
+    return f"<b>{escape(text)}</b>" if is_bold else escape(text)
 
 
 def _look(at: int) -> str:

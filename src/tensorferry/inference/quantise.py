@@ -22,16 +22,17 @@ class Quantiser:
     """One way to an int8 file."""
 
     title: str
+    variant: str  # what tells it from the backend's other ways
     write: Callable[[Path, Arrays, Path], Path]  # from an fp32 file and samples, into a folder
 
 
 def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
     """The ways to int8 for a backend's files."""
     return {
-        "openvino": (Quantiser("NNCF", _quantise_openvino),),
+        "openvino": (Quantiser("NNCF", "NNCF", _quantise_openvino),),
         "onnxruntime": (
-            Quantiser("onnxruntime, static", _quantise_static),
-            Quantiser("onnxruntime, dynamic", _quantise_dynamic),
+            Quantiser("onnxruntime, static", "static", _quantise_static),
+            Quantiser("onnxruntime, dynamic", "dynamic", _quantise_dynamic),
         ),
     }.get(backend, ())
 
@@ -96,10 +97,19 @@ def _has_vnni() -> bool:
 
 def _prepare(path: Path, folder: Path) -> Path:
     """The graph with its shapes inferred and its constants folded, as onnxruntime's quantisers want it."""
+    import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quant_pre_process(str(path), str(folder / "prepared.onnx"), skip_symbolic_shape=True)
-    return folder / "prepared.onnx"
+    prepared = folder / "prepared.onnx"
+    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    model = onnx.load(prepared)
+    # exporters note the shapes of weights there too; a quantiser that transposes a weight would contradict the note
+    weights = {weight.name for weight in model.graph.initializer}
+    kept = [note for note in model.graph.value_info if note.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    onnx.save(model, prepared)
+    return prepared
 
 
 def _single_rows(samples: Arrays) -> Iterator[Arrays]:

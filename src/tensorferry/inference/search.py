@@ -45,6 +45,7 @@ class Built:
     path: Path
     route: str
     match: Match
+    variant: str = ""
 
 
 def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell) -> Outcome:
@@ -108,8 +109,8 @@ def _build_int8(
     plain: Built, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
 ) -> Iterator[Built]:
     assert wishes.calibration is not None
-    title = make_candidate(plain.backend, "int8", plain.path, count_cores()).title
     for quantiser in list_quantisers(plain.backend):
+        title = make_candidate(plain.backend, "int8", plain.path, count_cores(), quantiser.variant).title
         if time.perf_counter() > deadline:
             lost.append(Finding(title, "int8", quantiser.title, "not built: the time was up"))
             continue
@@ -122,7 +123,8 @@ def _build_int8(
         except Exception as error:  # whatever a quantiser raises at a graph that it does not know
             lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {first_line(error)}"))
         else:
-            yield from _admit(Built(plain.backend, "int8", path, quantiser.title, plain.match), exam, wishes, lost)
+            built = Built(plain.backend, "int8", path, quantiser.title, plain.match, quantiser.variant)
+            yield from _admit(built, exam, wishes, lost)
 
 
 def _build_plain(
@@ -137,7 +139,8 @@ def _build_plain(
                 path = route.write(target)
         except Exception as error:  # whatever an exporter raises at a model that it does not know
             title = make_candidate(route.backend, "fp32", target, count_cores()).title
-            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}"))
+            hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
+            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
             continue
         admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
         if admitted:
@@ -147,7 +150,7 @@ def _build_plain(
 
 def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Iterator[Built]:
     """The file with what it reached, if it passes; otherwise it is among the lost, with the reason."""
-    candidate = make_candidate(built.backend, built.precision, built.path, count_cores())
+    candidate = make_candidate(built.backend, built.precision, built.path, count_cores(), built.variant)
     match, reason = judge_candidate(candidate, exam, wishes.min_agreement)
     if reason:
         lost.append(Finding(candidate.title, built.precision, built.route, reason, match, nbytes=candidate.nbytes))
@@ -159,7 +162,7 @@ def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Ite
 def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> tuple[Match | None, str]:
     """How a freshly loaded candidate does in the exam, and why it fails; no reason: it passes."""
     try:
-        runtime = candidate.load()
+        runtime = candidate.load(exam.signature)
     except Exception as error:  # a file that was written without an error may still be no model
         return None, f"cannot be loaded: {first_line(error)}"
     runner = runtime.new_runner()
@@ -180,18 +183,18 @@ def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> t
 def _measure_all(
     built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
 ) -> Iterator[Finding]:
-    variants = [list(list_variants(each.backend, each.precision, each.path)) for each in built]
-    # what is most likely to win comes first, in case the time runs out: every file with its usual number of threads
+    variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
+    # every file with its usual number of threads comes first, and is measured even where building took all the time
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
     for count, (at, index) in enumerate(order):
         candidate, file = variants[index][at], built[index]
         finding = Finding(candidate.title, file.precision, file.route, "", file.match, None, candidate.nbytes, candidate)
-        if time.perf_counter() > deadline and count:
+        if time.perf_counter() > deadline and at > 0:
             lost.append(replace(finding, verdict="not measured: the time was up", candidate=None))
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
         try:
-            runtime = candidate.load()
+            runtime = candidate.load(exam.signature)
             runner = runtime.new_runner()
             speed = measure(runner, exam.signature, sample)
         except Exception as error:  # it passed with other settings; with these it may not even load
@@ -211,7 +214,7 @@ def _time_finalists(
     if not near:
         return found, baseline
     tell(f"timing the {len(near)} fastest and the original in turns")
-    runtimes = {each.title: each.candidate.load() for each in near if each.candidate is not None}
+    runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
     seconds = max(1.0, min(10.0, deadline - time.perf_counter()))
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))

@@ -6,12 +6,14 @@ The runtimes are those of the server, so what is compared and measured is what w
 import contextlib
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tensorferry.errors import FerryError
 from tensorferry.serve.runtimes.runtime import Runtime, Signature
 from tensorferry.serve.tensors import Array
 
@@ -43,6 +45,12 @@ class Source:
     set_num_threads: Callable[[int], None] = lambda _: None  # of the original, where it can be told; 0: as it was
 
 
+_MAX_LINE = 240
+# terminal colours, and what OpenVINO's front ends say before they come to the point
+_NOISE = re.compile(
+    r"\x1b\[[0-9;]*m|^Check '.*' failed at .*$|^Exception from .*$|^FrontEnd API failed.*$"
+    r"|^Model wasn't fully converted.*$|^Summary:$"
+)
 _LOGGERS = ("root", "torch.onnx", "torch.export", "tf2onnx", "tensorflow", "nncf")
 
 
@@ -68,6 +76,10 @@ def quiet_exporters() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, in one line that names the kind of error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    """What went wrong at the bottom of it, in one line that names the kind of error, without the words around it."""
+    while error.__cause__ is not None and not isinstance(error, FerryError):
+        error = error.__cause__
+    lines = [_NOISE.sub("", line).strip(" -") for line in str(error).splitlines()]
+    told = next(filter(None, lines), "")
+    name = "" if isinstance(error, FerryError) else type(error).__name__
+    return ": ".join(part for part in (name, told[:_MAX_LINE]) if part)

@@ -31,7 +31,7 @@ class Size(NamedTuple):
     learning_rate: float
 
 
-SIZES = {"tiny": Size(2, 128, 2, 2e-3), "base": Size(12, 768, 12, 1e-4), "large": Size(24, 1024, 16, 5e-5)}
+SIZES = {"tiny": Size(2, 128, 2, 1e-3), "base": Size(12, 768, 12, 1e-4), "large": Size(24, 1024, 16, 5e-5)}
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class BertPretrainSettings(Settings):
     """What `--set` changes."""
 
     batch: int = 16
-    steps: int = 500
+    steps: int = 2000
     size: str = "tiny"  # of SIZES
-    max_length: int = 128  # tokens of a stretch of text
+    max_length: int = 64  # tokens of a stretch of text
     learning_rate: float | None = None  # None: the one that suits the size
-    dropout: float = 0.1
-    vocabulary: int = 8000  # how many tokens are learnt from the text, if there is no tokenizer
+    dropout: float = 0.0
+    vocabulary: int = 2000  # how many tokens are learnt from the text, if there is no tokenizer
     tokenizer: str = ""  # a tokenizer.json to use instead
 
     def __post_init__(self) -> None:

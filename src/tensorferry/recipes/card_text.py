@@ -1,5 +1,6 @@
 """The catalog for a terminal: a row a recipe, and a card of its own for each."""
 
+import re
 from collections.abc import Iterable, Iterator
 
 from rich import box
@@ -18,13 +19,19 @@ _INDENT = (0, 0, 0, 2)
 def render_cards(cards: Iterable[Card]) -> str:
     """A row a recipe, in plain text of at most `NUM_COLUMNS` columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("recipe", "task", "framework", "data", "weights", "enter at"):
-        # a name is copied into commands, so it never breaks; what is prose may
-        table.add_column(name, no_wrap=name in ("recipe", "framework"), overflow="fold")
+    # a name is copied into commands, so it never breaks; prose may, and data has the most to say
+    for name, widest in (("recipe", None), ("task", 14), ("framework", None), ("data", None), ("weights", 13), ("enter at", 17)):
+        table.add_column(name, no_wrap=name in ("recipe", "framework"), overflow="fold", max_width=widest)
     for card in cards:
-        table.add_row(*map(Text, (card.name, card.task, card.framework, card.data, card.size, ", ".join(card.steps))))
-    close = Text("`ferry recipes show RECIPE` tells data, licence, settings, figures and the commands to copy.")
-    return render_parts([table, close], NUM_COLUMNS)
+        cells = (card.name, card.task, card.framework, _shorten(card.data), _shorten(card.size), ", ".join(card.steps))
+        table.add_row(*map(Text, cells))
+    head = Text("`ferry recipes show RECIPE` tells data, licence, settings, figures and the commands to copy.")
+    return render_parts([head, table], NUM_COLUMNS)
+
+
+def _shorten(text: str) -> str:
+    """What stands before the first comma or semicolon: the rest is on the card."""
+    return re.split(r"[,;]\s", text, maxsplit=1)[0]
 
 
 def render_card(card: Card) -> str:

@@ -53,12 +53,20 @@ class Card:
 
 
 def list_cards() -> tuple[Card, ...]:
-    """Every recipe's card, by name."""
+    """Every recipe's card, by name.
+
+    >>> "bert-classify" in [card.name for card in list_cards()]
+    True
+    """
     return tuple(_cards().values())
 
 
 def find_card(name: str) -> Card:
-    """The card of that name, or `BadRecipe` with the nearest names."""
+    """The card of that name, or `BadRecipe` with the nearest names.
+
+    >>> find_card("bert-classify").framework
+    'torch'
+    """
     card = _cards().get(name)
     if card is None:
         raise BadRecipe(f"unknown recipe {name!r}{nearest(name, _cards())}; `ferry recipes` lists them")

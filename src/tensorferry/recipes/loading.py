@@ -3,13 +3,12 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import fields
-from importlib import import_module
-from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from tensorferry.errors import BadRecipe
 from tensorferry.plan.machines import nearest
+from tensorferry.recipes.catalog import find_card
 from tensorferry.recipes.recipe import Recipe, Settings
 from tensorferry.recipes.references import load_reference
 
@@ -18,7 +17,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def find_recipe(reference: str) -> type[Recipe]:
     """The recipe of that name in the catalog, or the class that `package.module:name` or `file.py:name` names."""
-    named = reference if ":" in reference else _find_in_catalog(reference)
+    named = reference if ":" in reference else find_card(reference).recipe
     found = load_reference(named, "recipe", "a recipe", BadRecipe)
     if not (isinstance(found, type) and issubclass(found, Recipe)):
         raise BadRecipe(
@@ -28,12 +27,6 @@ def find_recipe(reference: str) -> type[Recipe]:
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise BadRecipe(f"the recipe {reference!r} lacks {', '.join(missing)}; a recipe has to say all of them")
     return found
-
-
-def _find_in_catalog(name: str) -> str:
-    if find_spec("tensorferry.recipes.catalog") is None:
-        raise BadRecipe(f"there is no recipe {name!r}; write package.module:recipe or file.py:recipe of your own")
-    return import_module("tensorferry.recipes.catalog").find_card(name).recipe
 
 
 def make_recipe(reference: str, settings: Mapping[str, str], start: str | None = None) -> Recipe:

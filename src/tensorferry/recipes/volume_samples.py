@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorferry.recipes.extra import load_extra
 from tensorferry.recipes.recipe import Arrays
 from tensorferry.recipes.volumes import Case, load_cube
 
@@ -19,6 +20,9 @@ NUM_SLABS = 8
 HELD_OUT_SLABS = (2, 5)
 _HELD_OUT_EVERY = 5  # cases
 _VIEWS_A_CASE = 16  # in an epoch
+_MAX_DEGREES = 15.0
+_MAX_STRETCH = 0.15
+_MAX_SHIFT = 0.1  # of an edge
 _FRONT_AXIS = 1
 _SIDE_AXIS = 0
 
@@ -48,7 +52,10 @@ class WholeVolumes:
 
 @dataclass(frozen=True)
 class VariedViews:
-    """Random views of cases, to train on: mirrored, brighter or darker, and cut to a patch unless `patch` is 0."""
+    """Random views of cases, to train on: mirrored, turned, stretched, moved, brighter or darker; and cut, unless `patch` is 0.
+
+    Without turning and moving, a network that sees whole volumes learns places by heart instead of what is there.
+    """
 
     cases: WholeVolumes
     patch: int = 0
@@ -72,6 +79,7 @@ class VariedViews:
         if self.varied:
             if rng.random() < 0.5:
                 volume, classes = np.flip(volume, _SIDE_AXIS), np.flip(classes, _SIDE_AXIS)
+            volume, classes = _turn(volume, classes, rng)
             volume = volume * np.float32(rng.uniform(0.9, 1.1)) + np.float32(rng.uniform(-0.1, 0.1))
         return {"volumes": np.ascontiguousarray(volume), "classes": np.ascontiguousarray(classes)}
 
@@ -93,6 +101,21 @@ def mask_slabs(classes: NDArray[np.int32], slabs: Sequence[int]) -> NDArray[np.i
     edge = classes.shape[_FRONT_AXIS]
     counts = np.isin(np.arange(edge) * NUM_SLABS // edge, slabs)
     return np.where(counts[None, :, None], classes, np.int32(UNKNOWN))
+
+
+def _turn(
+    volume: NDArray[np.float32], classes: NDArray[np.int32], rng: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """The same, turned a little about every axis, scaled and moved; what comes from outside does not count."""
+    ndimage = load_extra("scipy.ndimage", "varying volumes")
+    rotation = load_extra("scipy.spatial.transform", "varying volumes").Rotation
+    matrix = rotation.from_euler("xyz", rng.uniform(-_MAX_DEGREES, _MAX_DEGREES, 3), degrees=True).as_matrix()
+    matrix *= rng.uniform(1 - _MAX_STRETCH, 1 + _MAX_STRETCH)
+    edges = np.array(classes.shape)
+    middle = (edges - 1) / 2
+    offset = middle - matrix @ middle + rng.uniform(-_MAX_SHIFT, _MAX_SHIFT, 3) * edges
+    channels = [ndimage.affine_transform(volume[..., n], matrix, offset, order=1) for n in range(volume.shape[-1])]
+    return np.stack(channels, axis=-1), ndimage.affine_transform(classes, matrix, offset, order=0, cval=UNKNOWN)
 
 
 def _choose_box(classes: NDArray[np.int32], patch: int, rng: np.random.Generator) -> tuple[slice, ...]:

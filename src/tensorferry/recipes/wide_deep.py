@@ -68,7 +68,7 @@ class WideDeep(KerasRecipe):
     """A row's class."""
 
     Settings = WideDeepSettings
-    inputs = ("numbers", "categories")
+    inputs = ("categories", "numbers")
     metric = "accuracy"
     higher_is_better = True
 

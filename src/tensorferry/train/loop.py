@@ -7,11 +7,14 @@ checkpoint and takes the same steps again, bit for bit, without the one that fai
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from tensorferry.errors import BadRecipe, RunFailed
-from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
 from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
 from tensorferry.train.config import Config
@@ -35,6 +38,10 @@ class Session:
     trainer: Trainer
     progress: Progress
     stop: Stop
+
+
+class _Stopped(Exception):
+    """A signal came while the model was evaluated."""
 
 
 class _BadLoss(Exception):
@@ -66,8 +73,9 @@ def _take_steps(session: Session, state: State) -> State:
             due = state.step % config.every == 0 or state.step == config.steps
             if due:
                 session.progress.say_working("evaluating")
-                state = _evaluate(session, state)
-                row["held_out"] = state.metrics
+                with suppress(_Stopped):
+                    state = _evaluate(session, state)
+                    row["held_out"] = state.metrics
             session.run.add_row(row)
             events.add(row)
             session.progress.step(row)
@@ -93,7 +101,15 @@ def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]
 
 def _evaluate(session: Session, state: State) -> State:
     recipe = session.recipe
-    found = recipe.evaluate(make_predict(session.trainer, recipe), session.data.held_out)
+    predict = make_predict(session.trainer, recipe)
+
+    def predict_unless_stopped(arrays: Arrays) -> NDArray[Any]:
+        # whoever sent the signal may not wait as long as an evaluation takes
+        if session.stop.signal:
+            raise _Stopped
+        return predict(arrays)
+
+    found = recipe.evaluate(predict_unless_stopped, session.data.held_out)
     metrics = {name: float(value) for name, value in found.items()}
     value = _find_metric(recipe, metrics)
     better = math.isfinite(value) and (

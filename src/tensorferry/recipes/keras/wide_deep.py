@@ -45,7 +45,7 @@ def wide_deep(
     for width in hidden:
         x = layers.Dense(width, activation="relu")(x)
     scores = layers.Add(name="scores")([*wide, layers.Dense(num_classes)(x)])
-    return keras.Model({"numbers": raw, "categories": chosen}, scores, name="wide_deep")
+    return keras.Model({"categories": chosen, "numbers": raw}, scores, name="wide_deep")
 
 
 def _weigh(places: keras.KerasTensor, size: int, num_classes: int) -> keras.KerasTensor:

@@ -88,7 +88,7 @@ def read_image(data: bytes, height: int, width: int, resize: str) -> Array:
             if opened.width * opened.height > _MAX_PIXELS:
                 raise InvalidRequest(f"the image has {opened.width}x{opened.height} pixels; at most {_MAX_PIXELS:,} are taken")
             image = ImageOps.exif_transpose(opened).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidRequest(f"the bytes are no image that can be read ({', '.join(_FORMATS)}): {error}") from None
     share = min(image.width / width, image.height / height)
     size = (share * width, share * height) if resize == "crop" else (image.width, image.height)

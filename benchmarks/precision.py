@@ -1,0 +1,121 @@
+"""What a precision gains over fp32, and whether the model is as good in the end.
+
+    python benchmarks/precision.py                         bf16 beside fp32, torch and Keras, a transformer and a CNN
+    python benchmarks/precision.py --precision fp16        another precision
+    python benchmarks/precision.py --quick                 toys, to try the benchmark itself
+    python benchmarks/precision.py --json precision.json   also a file of it
+
+Every training runs in a process of its own, for several seeds. Seconds are medians over steps, then over seeds. The metric is
+within noise where the mean accuracies differ by no more than twice the deviation between seeds, or by half a per cent. Whether a
+precision is fast depends on the processor: without instructions for bf16 (AVX512_BF16, AMX, a GPU's) it is slower than fp32.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tensorferry.units import format_seconds
+
+PAIRS = (("torch", "transformer"), ("torch", "cnn"), ("keras", "transformer"), ("keras", "cnn"))
+FULL = {"steps": 150}
+QUICK = {"steps": 5, "batch": 4, "length": 16, "edge": 16, "width": 16}
+_LEAST_NOISE = 0.005
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model in one framework, in fp32 and in the other precision."""
+
+    framework: str
+    model: str
+    plain_seconds: float
+    seconds: float
+    plain_accuracies: tuple[float, ...]  # one a seed
+    accuracies: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """How many times faster a step is."""
+        return self.plain_seconds / self.seconds
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the accuracy is that of fp32."""
+        both = (self.plain_accuracies, self.accuracies)
+        spread = max(statistics.stdev(one) if len(one) > 1 else 0.0 for one in both)
+        return abs(statistics.mean(both[0]) - statistics.mean(both[1])) <= max(2 * spread, _LEAST_NOISE)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; 0 when every metric stays within noise."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="bf16", choices=("bf16", "fp16"), help="beside fp32 (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="trainings of each (default %(default)s)")
+    parser.add_argument("--framework", choices=("torch", "keras"), help="only this one")
+    parser.add_argument("--model", choices=("transformer", "cnn"), help="only this one")
+    parser.add_argument("--quick", action="store_true", help="toys: nothing is learnt, so the metric says nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    options = parser.parse_args(argv)
+    size = QUICK if options.quick else FULL
+    pairs = [pair for pair in PAIRS if options.framework in (None, pair[0]) and options.model in (None, pair[1])]
+    rows = [
+        measure_pair(framework, model, options.precision, options.seeds, size)
+        for framework, model in track(pairs, "training", console=Console(stderr=True))
+    ]
+    Console().print(make_table(rows, options.precision))
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) | {"gain": row.gain} for row in rows], indent=1))
+    return 0 if options.quick or all(row.within_noise for row in rows) else 1
+
+
+def measure_pair(framework: str, model: str, precision: str, num_seeds: int, size: dict[str, int]) -> Row:
+    """Train in both precisions, in turns, so that both meet the machine in the same state."""
+    plain, other = [], []
+    for seed in range(num_seeds):
+        request = {"framework": framework, "model": model, "seed": seed, "size": size}
+        plain.append(_run(request | {"precision": "fp32"}))
+        other.append(_run(request | {"precision": precision}))
+    return Row(framework, model, _seconds(plain), _seconds(other), _accuracies(plain), _accuracies(other))
+
+
+def make_table(rows: Sequence[Row], precision: str) -> Table:
+    """One row a model."""
+    table = Table(title=f"{precision} beside fp32")
+    for name in ("framework", "model"):
+        table.add_column(name)
+    for name in ("fp32 step", f"{precision} step", "times faster", "fp32 accuracy", f"{precision} accuracy", "within noise"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        means = [f"{statistics.mean(one):.3f}" for one in (row.plain_accuracies, row.accuracies)]
+        seconds = [format_seconds(row.plain_seconds), format_seconds(row.seconds)]
+        table.add_row(row.framework, row.model, *seconds, f"{row.gain:.2f}", *means, "yes" if row.within_noise else "no")
+    return table
+
+
+def _run(request: dict[str, Any]) -> dict[str, float]:
+    command = [sys.executable, str(Path(__file__).with_name("precision_once.py")), json.dumps(request)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"})
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _seconds(found: Sequence[dict[str, float]]) -> float:
+    return statistics.median(one["seconds"] for one in found)
+
+
+def _accuracies(found: Sequence[dict[str, float]]) -> tuple[float, ...]:
+    return tuple(one["accuracy"] for one in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

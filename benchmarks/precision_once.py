@@ -1,0 +1,32 @@
+"""One training in one precision, in a process of its own: `python benchmarks/precision_once.py REQUEST`, both sides JSON."""
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from precision_recipes import RECIPES, Size
+from tensorferry.train.batches import Batches
+from tensorferry.train.trainer import Terms, make_predict, make_trainer
+
+_NUM_COLD = 3  # steps that compile kernels and make the optimizer's state
+
+
+def measure(request: dict[str, Any]) -> dict[str, float]:
+    """Seconds of the median step, and the accuracy on held-out data after the last."""
+    recipe = RECIPES[request["framework"], request["model"]](Size(**request["size"]))
+    data = recipe.load_data(None)
+    trainer = make_trainer(recipe, data, Terms(request["seed"], repeatable=False, precision=request["precision"]))
+    seconds = []
+    with trainer.training(), Batches(recipe, data.train, request["seed"], 0, recipe.settings.steps) as batches:
+        for number, batch in enumerate(batches, 1):
+            began = time.perf_counter()
+            trainer.step(number, batch)
+            seconds.append(time.perf_counter() - began)
+    found = recipe.evaluate(make_predict(trainer, recipe), data.held_out)
+    return {"seconds": statistics.median(seconds[_NUM_COLD:] or seconds), **found}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

@@ -1,0 +1,37 @@
+"""The precisions' benchmark, on toys."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import precision
+
+
+@pytest.mark.parametrize(("framework", "model"), [("torch", "cnn"), ("keras", "transformer")])
+def test_the_benchmark_prints_a_table_and_writes_its_figures(
+    framework: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the threads of a toy only wait for each other
+    path = tmp_path / "precision.json"
+    options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--json", str(path)]
+    assert precision.main(options) == 0
+    assert "bf16 beside fp32" in capsys.readouterr().out
+    (row,) = json.loads(path.read_text())
+    assert (row["framework"], row["model"]) == (framework, model)
+    assert row["gain"] == row["plain_seconds"] / row["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("plain", "other", "verdict"),
+    [
+        ((0.9, 0.91, 0.92), (0.9, 0.91, 0.91), True),
+        ((0.9, 0.91, 0.92), (0.7, 0.71, 0.72), False),
+        ((0.9,), (0.897,), True),
+        ((0.9,), (0.89,), False),
+    ],
+)
+def test_a_metric_is_within_noise_where_seeds_differ_as_much(
+    plain: tuple[float, ...], other: tuple[float, ...], verdict: bool
+) -> None:
+    assert precision.Row("torch", "cnn", 2.0, 1.0, plain, other).within_noise is verdict

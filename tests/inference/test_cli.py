@@ -1,0 +1,153 @@
+"""`ferry optimize` as a user meets it: a run becomes a folder that serves, and errors are one line."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tritonclient.http as triton
+from nets import Picture, answer, make_images, make_picture, save_program
+
+from tensorferry.cli import main
+from tensorferry.train.trained import load_trained
+
+TINY = f"{Path(__file__).parents[1] / 'train' / 'tiny.py'}:Tiny"
+NETS = Path(__file__).with_name("nets.py")
+
+
+def _run(*arguments: object) -> int:
+    return main(["optimize", *map(str, arguments)])
+
+
+def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable) -> None:
+    run = tmp_path / "runs" / "points"
+    assert main(["train", TINY, "--out", str(run), "--set", "steps=4"]) == 0
+    capsys.readouterr()
+    assert _run(run, "--to", tmp_path / "models", "--html", tmp_path / "report.html", "--seconds", 1, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["saved"] == str(tmp_path / "models" / "points" / "1")
+    assert found["num_samples"] == 16
+    assert "points, step" in (tmp_path / "report.html").read_text()
+
+    rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    tensor = triton.InferInput("input", [5, 4], "FP32")
+    tensor.set_data_from_numpy(rows)
+    best = triton.InferRequestedOutput("output", class_count=1)
+    classes = serve(tmp_path / "models").infer("points", [tensor], outputs=[best]).as_numpy("output")
+    expected = answer(load_trained(run).model.eval(), rows).argmax(1)
+    assert [text.decode().split(":")[2] for text in classes[:, 0]] == [("below", "above")[at] for at in expected]
+
+
+def test_a_function_takes_the_weights_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(5)
+    model = Picture().eval()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    np.save(tmp_path / "images.npy", make_images())
+    options = ("--weights", tmp_path / "weights.pt", "--samples", tmp_path / "images.npy", "--seconds", 1)
+    assert _run(f"{NETS}:make_picture", *options, "--to", tmp_path, "--name", "net") == 0
+    assert "agreement" in capsys.readouterr().out
+    card = json.loads((tmp_path / "net" / "1" / "card.json").read_text())
+    assert card["from"]["framework"] == "torch"
+
+
+def test_int8_is_only_taken_if_it_passes_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = save_program(tmp_path / "net.pt2")
+    np.savez(tmp_path / "images.npz", image=make_images(64))
+    assert _run(program, "--samples", tmp_path / "images.npz", "--int8", "--json", "--judge", "close", "--min-agreement", 1) == 0
+    found = json.loads(capsys.readouterr().out)
+    int8 = [each for each in found["candidates"] if each["precision"] == "int8"]
+    assert {each["route"] for each in int8} >= {"NNCF", "onnxruntime, static"}
+    for each in int8:
+        passed = each["agreement"] is not None and each["agreement"] >= 1
+        assert passed == ("time of the chosen" in each["verdict"] or each["verdict"].startswith("chosen"))
+    assert found["num_samples"] == 32
+
+
+def _write_torn(path: Path) -> None:
+    save_program(path.with_name("whole.pt2"))
+    path.write_bytes(path.with_name("whole.pt2").read_bytes()[:2000])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["absent.onnx"], "there is no 'absent.onnx'; give .onnx"),
+        (["notes.txt"], "is no model that can be read here"),
+        (["empty/"], "neither a run nor a SavedModel"),
+        (["torn.pt2"], "cannot load torn.pt2"),
+        (["text.onnx"], "onnxruntime cannot load text.onnx"),
+        (["script.pt"], "may carry code"),
+        (["nets.py:absent"], "there is no file 'nets.py'"),
+        (["whole.pt2", "--samples", "wrong.npy"], "has the shape [-1, 3, 8, 8] (-1: any), the example [2, 5]"),
+        (["whole.pt2", "--samples", "notes.txt"], "cannot read samples from 'notes.txt'"),
+        (["whole.pt2", "--samples", "absent.npz"], "cannot read samples from 'absent.npz'"),
+        (["whole.pt2", "--precision", "int4"], "unknown precision 'int4' (did you mean 'int8'"),
+        (["whole.pt2", "--min-agreement", "1.5"], "an agreement above 0 and at most 1"),
+        (["whole.pt2", "--judge", "nearby"], "unknown judge 'nearby'"),
+        (["whole.pt2", "--name", "../up"], "cannot be the name of a model"),
+        (["whole.pt2", "--weights", "w.pt"], "weights go into a model that a function builds"),
+        (["whole.pt2", "--html", "report.pdf"], "end it with .html"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_nothing_written(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write_torn(tmp_path / "torn.pt2")
+    Path("notes.txt").write_text("hello")
+    Path("text.onnx").write_text("hello")
+    Path("script.pt").write_bytes(b"PK\x03\x04")
+    Path("empty").mkdir()
+    np.save("wrong.npy", np.zeros((2, 5), np.float32))
+    assert _run(*arguments, "--to", "models", "--seconds", 1) == 2
+    lines = [line for line in capfd.readouterr().err.splitlines() if not line.lstrip()[:1].isdigit()]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("ferry: ")
+    assert says in lines[0]
+    assert not Path("models").exists()
+
+
+def test_help_loads_no_framework() -> None:
+    code = (
+        "import sys; from tensorferry.cli import make_parser; make_parser().parse_args(['optimize', 'x']); "
+        "assert not {'torch', 'onnxruntime', 'openvino', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_that_no_engine_can_take_stays_as_it_is(tmp_path: Path) -> None:
+    import tensorferry as ferry
+
+    engine = ferry.optimize(_Sorting().eval(), make_images(), seconds=1)
+    folder = engine.save(tmp_path / "sorting")
+    assert engine.candidate.backend == "pytorch"
+    assert "no engine gives the same answers" in engine.outcome.chosen.verdict
+    assert any("bessel" in finding.verdict for finding in engine.outcome.findings)  # the op that is missing is named
+    assert (folder / "card.json").is_file()
+    engine.close()
+
+
+class _Sorting(torch.nn.Module):
+    """Calls an op that exists in torch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_picture()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.net(image) + torch.special.bessel_j0(image).mean((1, 2, 3), keepdim=True)[:, :, 0, 0]
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['tritonclient'] = None; from tensorferry.cli import main; "
+        "sys.exit(main(['optimize', 'net.onnx']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "tensorferry[optimize]"' in done.stderr

@@ -1,0 +1,55 @@
+"""What a search found, for a terminal and as a page."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tensorferry.errors import BadOption
+from tensorferry.inference.candidates import make_candidate
+from tensorferry.inference.exam import Match
+from tensorferry.inference.measure import Speed
+from tensorferry.inference.outcome import Finding, Outcome
+from tensorferry.inference.progress import show_progress
+from tensorferry.inference.report import EngineReport
+
+FAST = make_candidate("openvino", "fp32", Path("model.xml"), 2)
+CHOSEN = Finding(FAST.title, "fp32", "ONNX", "chosen: the fastest", Match(1.0, 2e-7), Speed(0.001, 2500.0, 4), 2**20, FAST)
+LOST = Finding("ONNX Runtime int8 (static), 2 threads", "int8", "static", "agrees on 80 % <of> the samples", Match(0.8, 0.3))
+ORIGINAL = Finding("net & co, as it is (torch)", "fp32", "", "the original", Match(1.0, 0.0), Speed(0.004, 250.0, 1))
+REPORT = EngineReport(Outcome("net & co", "torch", CHOSEN, (CHOSEN, LOST), ORIGINAL, "top1", 24, 0.99, ("a <note>",)))
+
+
+def test_the_table_has_every_candidate_and_the_reason() -> None:
+    text = str(REPORT)
+    assert "net & co runs in OpenVINO fp32, 2 threads, 4.00x as fast as the original." in text
+    for part in ("1 ms", "2,500", "100 %", "2.0e-07", "1 MiB", "agrees on 80 % <of> the samples", "a <note>", "24 samples"):
+        assert part in text
+
+
+def test_the_page_needs_nothing_from_outside_and_escapes_what_it_shows(tmp_path: Path) -> None:
+    page = REPORT.save(tmp_path / "engine.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "80 % &lt;of&gt; the samples" in page
+    assert "a &lt;note&gt;" in page
+    assert page.count("<rect") == 2  # what failed its exam was not measured
+
+
+def test_a_page_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match=r"end it with \.html"):
+        REPORT.save(tmp_path / "engine.png")
+
+
+def test_json_has_the_same_figures() -> None:
+    found = REPORT.to_json()
+    assert found["speedup"] == 4
+    assert [each["agreement"] for each in found["candidates"]] == [1.0, 0.8]
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
+    out = io.StringIO()
+    with show_progress(Console(file=out)) as tell:
+        tell("exporting [x]")
+        tell("measuring")
+    assert [line.split("s  ")[1] for line in out.getvalue().splitlines()] == ["exporting [x]", "measuring"]

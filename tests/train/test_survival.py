@@ -1,0 +1,162 @@
+"""A run is killed, stopped, or runs out of disk, and loses nothing that was saved."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from listening import TINY, Told, losses, weights
+
+import tensorferry as ferry
+from tensorferry.train.checkpoints import State, list_checkpoints, read_state, save_checkpoint
+from tensorferry.train.start import Request, begin, resume
+
+NUM_KILLS = 20
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of a tiny model only wait for each other
+
+
+@pytest.fixture(scope="module")
+def server() -> ForkServerContext:
+    """Starts processes from one that has imported everything and computed nothing, so that imports are paid once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "torch._dynamo",
+            "torch.distributed.tensor",
+            "tensorferry.train.start",
+            "tensorferry.train.torch",
+            "tensorboardX",
+            "tiny",
+        ]
+    )
+    return context
+
+
+def _begin(folder: Path) -> None:
+    torch.set_num_threads(1)
+    sys.exit(begin(Request(TINY, {"steps": "20"}, out=folder, seed=5, every=3), Told()))
+
+
+def _resume(folder: Path) -> None:
+    torch.set_num_threads(1)
+    sys.exit(resume(folder, Told()))
+
+
+def _start(server: ForkServerContext, target: Callable[[Path], None], folder: Path) -> ForkServerProcess:
+    process = server.Process(target=target, args=(folder,))
+    process.start()
+    return process
+
+
+def _finish(process: ForkServerProcess) -> None:
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def _wait_for(condition: Callable[[], Any]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def _wait_for_begin(folder: Path) -> None:
+    """A run is there once it has a checkpoint; before that there is nothing to survive."""
+    _wait_for((folder / "checkpoints" / "latest").exists)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_a_run_ends_with_the_bits_of_one_that_was_not(server: ForkServerContext, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    process = _start(server, _begin, whole)
+    _wait_for_begin(whole)
+    began = time.monotonic()
+    _finish(process)
+    seconds = time.monotonic() - began
+    draw = random.Random(20)
+    stages = set()
+    for number in range(NUM_KILLS):
+        folder = tmp_path / f"run{number}"
+        process = _start(server, _begin, folder)
+        _wait_for_begin(folder)
+        time.sleep(draw.uniform(0, 0.9 * seconds))
+        process.kill()
+        process.join(60)
+        stages.add((folder / "checkpoints" / "latest").resolve().name)
+        _finish(_start(server, _resume, folder))
+        assert weights(folder) == weights(whole), f"kill {number}"
+        assert losses(folder) == losses(whole), f"kill {number}"
+        shutil.rmtree(folder)
+    assert len(stages) > 3  # the moments were different ones
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number: int, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "tensorferry.cli", "train", TINY, "--steps", "100000", "--seed", "1"]
+    process = subprocess.Popen([*command, "--every", "50000", "--out", folder], stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    _wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 500)
+    process.send_signal(number)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    state = read_state(folder / "checkpoints" / "latest")
+    assert state.step == rows[-1]["step"] == len(rows)
+    name = signal.Signals(number).name
+    assert f"stopped by {name} after step {state.step}, saved; go on with: ferry train --resume {folder}" in shown
+    assert "of 100,000 steps done" in (folder / "report.html").read_text()
+
+
+def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    program = f"""
+import resource, signal
+from listening import TINY, Told
+from tensorferry.train.start import Request, begin
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+told = Told()
+def fill(row):
+    if row["step"] == 7:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+told.on_step = fill
+begin(Request(TINY, {{"steps": "12"}}, out=__import__("pathlib").Path({str(tmp_path / "run")!r}), seed=7, every=4), told)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ONE_THREAD | {"PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "RunFailed: cannot save step 8" in done.stderr
+    assert "step-00000004 is still whole" in done.stderr
+    assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000000"]
+    assert resume(tmp_path / "run", Told()) == 0
+    whole = tmp_path / "whole"
+    begin(Request(TINY, {"steps": "12"}, out=whole, seed=7, every=4), Told())
+    assert weights(tmp_path / "run") == weights(whole)
+
+
+def test_a_checkpoint_that_fails_half_way_leaves_no_part_behind(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "model.pt").write_bytes(b"whole")
+
+    def fail(folder: Path) -> None:
+        (folder / "model.pt").write_bytes(b"ha")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    save_checkpoint(tmp_path / "checkpoints", State(step=1), write)
+    with pytest.raises(ferry.RunFailed, match=r"cannot save step 2 .*step-00000001 is still whole"):
+        save_checkpoint(tmp_path / "checkpoints", State(step=2), fail)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000001"]
+    assert read_state(tmp_path / "checkpoints" / "latest").step == 1
