@@ -76,7 +76,8 @@ def test_calls_leave_no_circle_that_would_keep_their_bytes() -> None:
             wire.ping()
 
     serve(client, RpcLimits(max_message_nbytes=100_000))
-    assert not [found for found in gc.get_objects() if isinstance(found, Call | Stream)]
+    # by type: asking some objects of other packages what they are an instance of makes them warn
+    assert not [found for found in gc.get_objects() if type(found) in (Call, Stream)]
 
 
 def test_an_answer_larger_than_every_window_and_frame_comes_whole() -> None:
