@@ -54,9 +54,9 @@ def _on_settings(connection: "Connection", flags: int, _: int, payload: bytes) -
         return
     connection.has_settings = True
     window = read_settings(payload).get(Setting.INITIAL_WINDOW_SIZE)
+    connection.write(write_frame(SETTINGS, ACK, 0, b""))  # before any DATA that the new window lets go
     if window is not None:
         connection.outflow.set_initial_window(window, list(connection.streams.values()))
-    connection.write(write_frame(SETTINGS, ACK, 0, b""))
 
 
 def _on_window_update(connection: "Connection", number: int, payload: bytes) -> None:
