@@ -1,70 +1,11 @@
-"""A real server in a process of its own, and the real clients."""
+"""A real server in a process of its own, and the models that most tests of the protocol need."""
 
-import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from models import ONNX_TYPES, save_identity, save_lookup, save_mixing, save_scale, save_sum, write_config
-
-
-class RunningServer:
-    """`ferry serve` on free ports of the loopback address."""
-
-    def __init__(self, repository: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "tensorferry.cli", "serve", str(repository), "--http-port", "0", "--grpc-port", "0"]
-        self.process = subprocess.Popen([*command, "--log-json", *options], stderr=subprocess.PIPE, text=True)
-        self.lines: list[dict[str, Any]] = []
-        self.news: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-        self.http = self.wait_for("HTTP on")["message"].rpartition("//")[2]
-        self.grpc = self.wait_for("gRPC on")["message"].rpartition(" ")[2]
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            try:
-                self.news.put(json.loads(line))
-            except ValueError:
-                self.news.put({"message": line})
-        self.news.put(None)
-
-    def wait_for(self, text: str, seconds: float = 60) -> dict[str, Any]:
-        """The next line of the log that has `text` in it."""
-        end = time.monotonic() + seconds
-        while True:
-            line = self.news.get(timeout=max(0.1, end - time.monotonic()))
-            assert line is not None, [line["message"] for line in self.lines]
-            self.lines.append(line)
-            if text in line["message"]:
-                return line
-
-    def stop(self) -> int:
-        """Ask it to stop, and tell its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
-        self.reader.join()
-        while (line := self.news.get()) is not None:
-            self.lines.append(line)
-        self.news.put(None)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
-
-    def resident_nbytes(self) -> int:
-        """The memory that it holds."""
-        with open(f"/proc/{self.process.pid}/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+from running import RunningServer
 
 
 @pytest.fixture(scope="session")

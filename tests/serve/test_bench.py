@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import RunningServer
+from running import RunningServer
 
 from tensorferry.cli import main
 from tensorferry.errors import BadOption

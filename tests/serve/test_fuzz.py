@@ -16,10 +16,10 @@ import grpc
 import numpy as np
 import orjson
 import pytest
-from conftest import RunningServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from models import save_scale
+from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 
 GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as client_grpc
 import tritonclient.grpc.aio as client_aio
-from conftest import RunningServer
 from models import ONNX_TYPES, sample
+from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tritonclient.http as client_http
 import tritonclient.http.aio as client_aio
-from conftest import RunningServer
 from models import ONNX_TYPES, sample
+from running import RunningServer
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

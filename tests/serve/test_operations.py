@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import tritonclient.grpc as client_grpc
 import tritonclient.http as client_http
-from conftest import RunningServer
 from models import save_graph, save_scale, tensor, write_config
 from onnx import TensorProto, helper
 from prometheus_client.parser import text_string_to_metric_families
+from running import RunningServer
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.cli import main

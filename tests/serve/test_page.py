@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from browser import BROWSER, open_page
-from conftest import RunningServer
 from models import save_identity, save_scale, write_config
+from running import RunningServer
 
 pytestmark = [
     pytest.mark.browser,

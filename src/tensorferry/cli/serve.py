@@ -85,7 +85,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--max-body", default="64MiB", metavar="BYTES", help="the largest request (default %(default)s)")
     group.add_argument(
-        "--max-connections", type=positive, default=ServeOptions.max_connections, metavar="N", help="HTTP; %(default)s"
+        "--max-connections",
+        type=positive,
+        default=ServeOptions.max_connections,
+        metavar="N",
+        help="of each protocol; %(default)s",
     )
     group.add_argument(
         "--max-requests", type=_count, default=0, metavar="N", help="inferences under way at once (default: no limit)"

@@ -22,7 +22,7 @@ from tensorferry.serve.settings import Settings
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.tensors import DATATYPES, Array, encode_bytes
 
-Answer = Callable[[InferResponse | RequestFault], None]
+Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
 EXTENSIONS = (
     "classification",

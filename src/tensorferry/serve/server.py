@@ -1,22 +1,20 @@
 """The whole server: starts its parts, serves until told to stop, drains."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import ssl
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import grpc
 import uvloop
 
 from tensorferry.errors import BadOption
 from tensorferry.serve.cache import ResponseCache
 from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.front import Front
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.loading import Workshop
@@ -25,8 +23,10 @@ from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.page import make_status, read_page
 from tensorferry.serve.repository import Repository
+from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
-from tensorferry.serve.rest.protocol import HttpLimits, HttpServer
+from tensorferry.serve.rpc import http2
+from tensorferry.serve.rpc.limits import MAX_MESSAGE_NBYTES, RpcLimits
 from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.settings import Settings
 
@@ -73,19 +73,18 @@ class Server:
             max_under_way=options.max_under_way,
         )
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
-        self.http: HttpServer | None = None
-        self.grpc: grpc.aio.Server | None = None
+        self.http: Front[rest.Connection] | None = None
+        self.grpc: Front[http2.Connection] | None = None
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen at once, so that health can be asked, and load in the background."""
-        tls = _make_tls(self.options)
         if self.options.http_port is not None:
-            await self._start_http(tls)
+            await self._start_http(self.options.http_port)
         if self.options.grpc_port is not None:
-            await self._start_grpc()
+            await self._start_grpc(self.options.grpc_port)
         self.tasks.append(asyncio.create_task(self._load()))
 
     async def stop(self) -> None:
@@ -93,16 +92,12 @@ class Server:
         self.plane.is_draining = True
         for task in self.tasks:
             task.cancel()
-        stops = []
-        if self.http is not None:
-            stops.append(self.http.stop(self.options.drain_seconds))
-        if self.grpc is not None:
-            stops.append(self.grpc.stop(self.options.drain_seconds))
-        await asyncio.gather(*stops)
+        fronts = [front for front in (self.http, self.grpc) if front is not None]
+        await asyncio.gather(*(front.stop(self.options.drain_seconds) for front in fronts))
         await asyncio.to_thread(self.repository.close)
         self.plane.regions.close()
 
-    async def _start_http(self, tls: ssl.SSLContext | None) -> None:
+    async def _start_http(self, port: int) -> None:
         options = self.options
         pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/metrics": lambda: (CONTENT_TYPE, write_metrics(self.registry)),
@@ -110,41 +105,26 @@ class Server:
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, self.keys, pages, options.max_body_nbytes)
-        limits = HttpLimits(
+        limits = rest.HttpLimits(
             max_body_nbytes=options.max_body_nbytes,
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
-        self.http = HttpServer(app, limits)
-        assert options.http_port is not None
-        try:
-            self.http_port = await self.http.start(options.host, options.http_port, tls)
-        except OSError as error:
-            raise BadOption(f"cannot listen on {options.host}:{options.http_port}: {error.strerror or error}") from None
+        tls = _make_tls(options, "http/1.1")
+        self.http = Front(lambda connections: rest.Connection(app, limits, connections))
+        self.http_port = await _listen(self.http, options.host, port, tls)
         _LOG.info("HTTP on %s://%s:%d", "https" if tls else "http", options.host, self.http_port)
 
-    async def _start_grpc(self) -> None:
+    async def _start_grpc(self, port: int) -> None:
         options = self.options
-        limit = min(options.max_body_nbytes, 2**31 - 1)
-        self.grpc = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5000),
-            ]
+        limits = RpcLimits(
+            max_message_nbytes=min(options.max_body_nbytes, MAX_MESSAGE_NBYTES),
+            max_connections=options.max_connections,
+            read_seconds=options.read_seconds,
         )
-        self.grpc.add_generic_rpc_handlers((Service(self.plane, self.keys).make_handler(),))
-        address = f"{options.host}:{options.grpc_port}"
-        credentials = _make_grpc_credentials(options)
-        try:
-            if credentials is None:
-                self.grpc_port = self.grpc.add_insecure_port(address)
-            else:
-                self.grpc_port = self.grpc.add_secure_port(address, credentials)
-        except RuntimeError:
-            raise BadOption(f"cannot listen on {address}: the address is in use or not this machine's") from None
-        await self.grpc.start()
+        service = Service(self.plane, self.keys, limits.max_message_nbytes)
+        self.grpc = Front(lambda connections: http2.Connection(service, limits, connections))
+        self.grpc_port = await _listen(self.grpc, options.host, port, _make_tls(options, "h2"))
         _LOG.info("gRPC on %s:%d", options.host, self.grpc_port)
 
     async def _load(self) -> None:
@@ -177,13 +157,21 @@ async def _serve_until_told(options: ServeOptions) -> None:
         _LOG.info("stopped")
 
 
-def _make_tls(options: ServeOptions) -> ssl.SSLContext | None:
+async def _listen(front: Front[Any], host: str, port: int, tls: ssl.SSLContext | None) -> int:
+    try:
+        return await front.start(host, port, tls)
+    except OSError as error:
+        raise BadOption(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _make_tls(options: ServeOptions, protocol: str) -> ssl.SSLContext | None:
     if options.tls_cert is None and options.tls_key is None and options.tls_client_ca is None:
         return None
     if options.tls_cert is None or options.tls_key is None:
         raise BadOption("TLS needs both --tls-cert and --tls-key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols([protocol])
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
         if options.tls_client_ca is not None:
@@ -192,17 +180,3 @@ def _make_tls(options: ServeOptions) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise BadOption(f"cannot use the certificate {options.tls_cert}: {error}") from None
     return context
-
-
-def _make_grpc_credentials(options: ServeOptions) -> Any:
-    if options.tls_cert is None or options.tls_key is None:
-        return None
-    pair = (_read(options.tls_key), _read(options.tls_cert))
-    roots = _read(options.tls_client_ca) if options.tls_client_ca is not None else None
-    return grpc.ssl_server_credentials([pair], root_certificates=roots, require_client_auth=roots is not None)
-
-
-def _read(path: Path) -> bytes:
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
-    raise BadOption(f"cannot read {path}")

@@ -14,6 +14,7 @@ import orjson
 from google.protobuf import json_format
 
 from tensorferry.errors import BadModel, FerryError
+from tensorferry.serve.compression import compress, decompress
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.describe import describe_model, describe_statistics
 from tensorferry.serve.faults import (
@@ -29,7 +30,7 @@ from tensorferry.serve.faults import (
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.logs import log_request
 from tensorferry.serve.requests import InferRequest, InferResponse
-from tensorferry.serve.rest.infer import OutputForms, compress, decompress, read_json, read_request, write_response
+from tensorferry.serve.rest.infer import OutputForms, read_json, read_request, write_response
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest
 from tensorferry.serve.tracing import Trace, read_trace
 

@@ -1,17 +1,15 @@
 """An inference as REST carries it: JSON, with tensors inside it or as bytes behind it."""
 
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from tensorferry.serve.faults import InvalidRequest, TooLarge
+from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, WantedOutput
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_json, encode_bytes, encode_json
 
-_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _MAX_INT64 = 2**63 - 1
 _NOTHING: dict[str, Any] = {}
 
@@ -30,30 +28,6 @@ class OutputForms:
 
 _ALL_BINARY = OutputForms(True, {})
 _ALL_JSON = OutputForms(False, {})
-
-
-def decompress(body: bytes, encoding: str, max_nbytes: int) -> bytes:
-    """The body as it was before it was compressed; never more than `max_nbytes` are unpacked."""
-    if encoding in ("", "identity"):
-        return body
-    if encoding not in _WINDOWS:
-        raise InvalidRequest(f"the content encoding {encoding!r} is unknown; known are gzip and deflate")
-    unpacker = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        data = unpacker.decompress(body, max_nbytes)
-    except zlib.error as error:
-        raise InvalidRequest(f"the body is not valid {encoding}: {error}") from None
-    if unpacker.unconsumed_tail:
-        raise TooLarge(f"the body unpacks to more than the {max_nbytes} bytes that this server takes")
-    if not unpacker.eof:
-        raise InvalidRequest(f"the {encoding} body ends too early")
-    return data
-
-
-def compress(chunks: list[bytes], encoding: str) -> list[bytes]:
-    """The same bytes, compressed."""
-    packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOWS[encoding])
-    return [b"".join([*(packer.compress(chunk) for chunk in chunks), packer.flush()])]
 
 
 def read_json(data: bytes | memoryview) -> dict[str, Any]:

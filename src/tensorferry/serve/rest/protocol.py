@@ -7,7 +7,6 @@ what arrives is answered with a 4xx and ends the connection.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -293,42 +292,3 @@ class Connection(asyncio.Protocol):
         self.transport.write(head + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-
-
-class HttpServer:
-    """Listens, and sweeps its connections."""
-
-    def __init__(self, app: App, limits: HttpLimits) -> None:
-        self.app = app
-        self.limits = limits
-        self.connections: set[Connection] = set()
-        self.server: asyncio.Server | None = None
-        self.sweeper: asyncio.TimerHandle | None = None
-        self.loop = asyncio.get_running_loop()
-
-    async def start(self, host: str, port: int, tls: Any) -> int:
-        """Listen, and tell the port: another than asked for where that was 0."""
-        make: Callable[[], Connection] = lambda: Connection(self.app, self.limits, self.connections)  # noqa: E731
-        self.server = await self.loop.create_server(make, host, port, ssl=tls, backlog=512)
-        self._sweep()
-        return int(self.server.sockets[0].getsockname()[1])
-
-    async def stop(self, seconds: float) -> None:
-        """Take no more connections, let requests under way finish, then close."""
-        if self.server is not None:
-            self.server.close()
-        for connection in list(self.connections):
-            connection.drain()
-        end = self.loop.time() + seconds
-        while self.connections and self.loop.time() < end:
-            await asyncio.sleep(0.02)
-        for connection in list(self.connections):
-            connection.transport.abort()
-        if self.sweeper is not None:
-            self.sweeper.cancel()
-
-    def _sweep(self) -> None:
-        now = time.monotonic()
-        for connection in list(self.connections):
-            connection.sweep(now)
-        self.sweeper = self.loop.call_later(0.5, self._sweep)

@@ -1,0 +1,83 @@
+"""`grpc.health.v1.Health`, which load balancers and Kubernetes ask: the whole server, or its one service."""
+
+import asyncio
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.faults import NotFound
+from tensorferry.serve.rpc.calls import Call
+from tensorferry.serve.rpc.infer_calls import parse
+
+SERVICE = "grpc.health.v1.Health"
+SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
+_LOOK_SECONDS = 0.5
+
+
+def _make_messages() -> tuple[Any, Any]:
+    """The two messages, in a pool of their own: a program that also has `grpc_health` has them in the common one."""
+    file = descriptor_pb2.FileDescriptorProto(name="health.proto", package="grpc.health.v1", syntax="proto3")
+    file.message_type.add(name="HealthCheckRequest").field.add(name="service", number=1, label=1, type=9)  # optional string
+    file.message_type.add(name="HealthCheckResponse").field.add(name="status", number=1, label=1, type=5)  # an enum, as int32
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    names = ("HealthCheckRequest", "HealthCheckResponse")
+    request, response = (message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}")) for name in names)
+    return request, response
+
+
+HealthCheckRequest, HealthCheckResponse = _make_messages()
+
+
+class Health:
+    """Tells of the server's readiness."""
+
+    def __init__(self, plane: DataPlane, services: frozenset[str]) -> None:
+        self.plane = plane
+        self.services = services  # empty: the whole server
+
+    def check(self, call: Call, data: bytes) -> None:
+        """The status now."""
+        status = self.find(parse(HealthCheckRequest, data).service)
+        if status == SERVICE_UNKNOWN:
+            raise NotFound("unknown service")
+        call.reply(HealthCheckResponse(status=status).SerializeToString())
+
+    def watch(self, call: Call, data: bytes) -> None:
+        """The status now, and whenever it changes."""
+        call.work = Watcher(self, call, parse(HealthCheckRequest, data).service)
+
+    def find(self, service: str) -> int:
+        """The status of a service."""
+        if service not in self.services:
+            return SERVICE_UNKNOWN
+        return SERVING if self.plane.is_ready else NOT_SERVING
+
+
+class Watcher:
+    """Looks now and then, for one client."""
+
+    def __init__(self, health: Health, call: Call, service: str) -> None:
+        self.health = health
+        self.call = call
+        self.service = service
+        self.told: int | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._look()
+
+    def cancel(self) -> None:
+        """The client has gone."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _look(self) -> None:
+        status = self.health.find(self.service)
+        if status != self.told:
+            self.told = status
+            self.call.send(HealthCheckResponse(status=status).SerializeToString())
+        if self.health.plane.is_draining:
+            self.call.finish()  # an endless call must not hold up the end
+        else:
+            self.timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
