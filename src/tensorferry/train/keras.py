@@ -28,8 +28,8 @@ class KerasTrainer(Trainer):
         self._recipe = recipe
         self._terms = terms
         self.precision = make_policy(terms.precision)
-        self._meter = StepMeter()
         keras.utils.set_random_seed(step_seed(terms.seed, 0))
+        self._meter = StepMeter()  # after that: seeding loads TensorFlow on any back end, and it is not the model's
         with self.precision:
             self.model: keras.Model = recipe.build_model(data)
         if not getattr(self.model, "compiled", False):
