@@ -44,7 +44,6 @@ class Course:
         self._crossings = crossings
         self._min_nbytes = min_nbytes
         self._stops = Stops({}, {})
-        self._new_function = False  # not run yet
         self._num_planned_steps = 0
         self._error_nbytes = 0  # how far a step was above its plan
         self._allocator_limit_nbytes = 0
@@ -94,20 +93,14 @@ class Course:
             self.recording, decisions, self._edit, self._crossings, min_nbytes=self._min_nbytes, gate_all=gate_all
         )
         self.function = self._edit.make_function(self._function_type)
-        self._new_function = True
 
     # steps
 
     def begin_step(self) -> None:
         """A step of this kind is about to run."""
         self._crossings.begin_step(
-            self._stops.gates,
-            self._stops.rooms,
-            self._allocator_limit_nbytes,
-            recording=not self.recorded,
-            new_function=self._new_function,
+            self._stops.gates, self._stops.rooms, self._allocator_limit_nbytes, recording=not self.recorded
         )
-        self._new_function = False
 
     def end_record(self, diary: Diary) -> None:
         """The first step has run: what each unit took and allocated is known now."""

@@ -86,19 +86,15 @@ class Crossings:
         self._rooms: dict[int, int] = {}
         self._limit_nbytes = 0
         self._recording = False
-        self._trims_first = False
         self._last_gate: int | None = None
         self._slots: dict[int, Future[Slot]] = {}
         self._arrivals: dict[int, Future[None]] = {}
         self._changed = threading.Condition()
         self._num_leaving = 0
 
-    def begin_step(
-        self, stops: dict[int, Stop], rooms: dict[int, int], limit_nbytes: int, *, recording: bool, new_function: bool = False
-    ) -> None:
+    def begin_step(self, stops: dict[int, Stop], rooms: dict[int, int], limit_nbytes: int, *, recording: bool) -> None:
         """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated."""
         self._stops, self._rooms, self._limit_nbytes, self._recording = stops, rooms, limit_nbytes, recording
-        self._trims_first = new_function
         self._last_gate, self.error = None, None
         self.diary = Diary()
 
@@ -165,10 +161,6 @@ class Crossings:
         self._wait_for_room(self._rooms[int(gate)])
 
     def _open_gate(self, gate: int) -> None:
-        if self._trims_first:
-            # before the first op of a new function TensorFlow has optimised it, and freed much in many small pieces
-            self._trims_first = False
-            self.device.trim()
         self._note_probe()
         reached_at = time.perf_counter()
         self.diary.reached[gate] = reached_at
