@@ -23,6 +23,9 @@ from tensorferry.trace import Trace
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
 _MAX_PLANS = 3  # a new function takes memory of its own
 _WORTH_SHARE = 0.03  # of a step that another plan must save
+# of the limit, left alone by the first plan: in its steps ops run side by side for the first time, and what they hold outside
+# of the allocator adds up
+_FIRST_CAUTION_SHARE = 0.1
 _REMEMBERED_STEPS = 5
 
 
@@ -68,7 +71,8 @@ class Course:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
-        careful_nbytes = max(limit_nbytes - self._error_nbytes, min(floor.nbytes, limit_nbytes))
+        caution_nbytes = int(_FIRST_CAUTION_SHARE * limit_nbytes) if self.plan is None else self._error_nbytes
+        careful_nbytes = max(limit_nbytes - caution_nbytes, min(floor.nbytes, limit_nbytes))
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
         self.wants_plan = False
