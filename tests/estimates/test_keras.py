@@ -95,12 +95,17 @@ def test_an_input_that_the_model_rejects_is_told_in_one_line() -> None:
 
 # as where torch is not installed; other packages look into sys.modules, so it may not be blocked there
 WITHOUT_TORCH = """
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Blocker())
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] == "torch" else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
 """
 
 
