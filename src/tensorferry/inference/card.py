@@ -3,7 +3,6 @@
 import hashlib
 import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.outcome import Outcome
 from tensorferry.inference.source import Source
 from tensorferry.serve.runtimes.runtime import TensorSignature
+from tensorferry.train.config import find_processor, find_versions
 
 CARD_NAME = "card.json"
 _TOOLS = (
@@ -62,8 +62,8 @@ def make_card(source: Source, outcome: Outcome, folder: Path) -> dict[str, Any]:
             "original_latency_seconds": baseline.speed.latency_seconds,
             "original_rows_per_second": baseline.speed.rows_per_second,
         },
-        "machine": {"cpu": _cpu_name(), "cores": count_cores()},
-        "tools": dict(_list_tools()),
+        "machine": {"cpu": find_processor(), "cores": count_cores()},
+        "tools": {"python": platform.python_version()} | find_versions(_TOOLS),
         "files": {str(path.relative_to(folder)): _hash(path) for path in sorted(folder.rglob("*")) if path.is_file()},
         "notes": list(outcome.notes),
     }
@@ -71,24 +71,6 @@ def make_card(source: Source, outcome: Outcome, folder: Path) -> dict[str, Any]:
 
 def _describe(tensor: TensorSignature) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-
-
-def _list_tools() -> list[tuple[str, str]]:
-    found = [("python", platform.python_version())]
-    for name in _TOOLS:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _hash(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -58,9 +59,15 @@ class Config:
 def describe_environment() -> dict[str, str]:
     """What the run runs on: versions, processor, cores, accelerator. No names of machines or people."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
-    found["processor"] = _processor()
+    found["processor"] = find_processor()
     found["cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
-    for package in _PACKAGES:
+    return found | find_versions(_PACKAGES)
+
+
+def find_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -68,7 +75,8 @@ def describe_environment() -> dict[str, str]:
     return found
 
 
-def _processor() -> str:
+def find_processor() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
