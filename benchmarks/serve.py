@@ -4,7 +4,8 @@
     python benchmarks/serve.py --mlserver VENV/bin/python --triton VENV/bin/python
 
 Peers run from environments of their own, made with `pip install mlserver onnxruntime "uvloop<0.22"` and
-`pip install nvidia-pytriton onnxruntime`; a peer that is not there is skipped with a message.
+`pip install nvidia-pytriton onnxruntime`; a peer that is not there is skipped with a message. Everything that is compared runs at
+the same time and is measured in turns, three times; medians are shown. "Of ferry": ferry's CPU time over that of the server.
 """
 
 import argparse
@@ -13,7 +14,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +25,12 @@ from onnx import TensorProto, helper, save
 from serve_graphs import save_minilm, save_mlp, save_resnet50
 from serve_servers import NotInstalled, Running, run_ferry, run_mlserver, run_triton
 from serve_soak import soak
-from tensorferry.serve.bench import Target, measure
+from tensorferry.serve.bench import Measurement, Target, measure
 from tensorferry.units import format_bytes, format_seconds
 
 PARTS = ("cpu", "throughput", "latency", "soak")
 CONCURRENCIES = (1, 8, 32)
+ROUNDS = 3  # each measured so often, in turns; medians are shown
 
 
 def main() -> None:
@@ -67,36 +70,50 @@ def _show_cpu(work: Path, options: argparse.Namespace) -> None:
         starters.append(("MLServer", lambda: run_mlserver(options.mlserver, model, work / "mlserver")))
     else:
         print("MLServer: skipped, --mlserver names no environment")
+    with ExitStack() as stack:
+        servers = []
+        for name, start in starters:
+            try:
+                servers.append(stack.enter_context(start()))
+            except NotInstalled as reason:
+                print(f"{name}: skipped, {reason}")
+        _show_costs(servers, options)
+
+
+def _show_costs(servers: list[Running], options: argparse.Namespace) -> None:
+    """All servers in turns, several times over, so that a busy moment of the machine hits each of them; medians."""
     print(
-        f"{'server':10}{'protocol':>9}{'concurrency':>12}{'CPU us/request':>15}{'requests/s':>12}"
+        f"{'server':10}{'protocol':>9}{'concurrency':>12}{'CPU us/request':>15}{'of ferry':>10}{'requests/s':>12}"
         f"{'p50':>10}{'p99':>10}{'errors':>8}"
     )
-    for name, start in starters:
-        try:
-            with start() as server:
-                for url in (server.http, server.grpc):
-                    _show_server(server, url, options.seconds)
-        except NotInstalled as reason:
-            print(f"{name}: skipped, {reason}")
+    for is_http in (True, False):
+        # MLServer answers no ModelConfig over gRPC; its REST is what it is compared by
+        asked = [server for server in servers if is_http or server.name != "MLServer"]
+        for concurrency in CONCURRENCIES:
+            rounds = [[_measure_cost(server, is_http, concurrency, options.seconds) for server in asked] for _ in range(ROUNDS)]
+            costs = [float(np.median([cost for cost, _ in column])) for column in zip(*rounds, strict=True)]
+            for server, cost, column in zip(asked, costs, zip(*rounds, strict=True), strict=True):
+                results = [result for _, result in column]
+                form = ("binary" if server.speaks_binary else "JSON") if is_http else "gRPC"
+                print(
+                    f"{server.name:10}{form:>9}{concurrency:>12}{1e6 * cost:>15.0f}{costs[0] / cost:>9.2f}x"
+                    f"{np.median([result.throughput for result in results]):>12.0f}"
+                    f"{format_seconds(float(np.median([result.p50_seconds for result in results]))):>10}"
+                    f"{format_seconds(float(np.median([result.p99_seconds for result in results]))):>10}"
+                    f"{sum(result.num_errors for result in results):>8}",
+                    flush=True,
+                )
 
 
-def _show_server(server: Running, url: str, seconds: float) -> None:
-    is_http = url.startswith("http")
-    if not is_http and server.name == "MLServer":
-        return  # it answers no ModelConfig over gRPC; its REST is what it is compared by
-    for concurrency in CONCURRENCIES:
-        target = Target(url, "mlp", seconds=seconds, as_json=is_http and not server.speaks_binary)
-        measure(Target(url, "mlp", seconds=0.5, as_json=target.as_json), [concurrency])
-        before = server.cpu_seconds()
-        (result,) = measure(target, [concurrency])
-        # the measurement warms up for a moment of its own, which costs as much a request
-        spent = (server.cpu_seconds() - before) * result.seconds / (result.seconds + 0.3)
-        form = ("binary" if server.speaks_binary else "JSON") if is_http else "gRPC"
-        print(
-            f"{server.name:10}{form:>9}{concurrency:>12}{1e6 * spent / result.num_requests:>15.0f}{result.throughput:>12.0f}"
-            f"{format_seconds(result.p50_seconds):>10}{format_seconds(result.p99_seconds):>10}{result.num_errors:>8}",
-            flush=True,
-        )
+def _measure_cost(server: Running, is_http: bool, concurrency: int, seconds: float) -> tuple[float, Measurement]:
+    """CPU seconds a request, and what the client saw."""
+    target = Target(server.http if is_http else server.grpc, "mlp", seconds=seconds, as_json=is_http and not server.speaks_binary)
+    measure(replace(target, seconds=0.5), [concurrency])
+    before = server.cpu_seconds()
+    (result,) = measure(target, [concurrency])
+    # the measurement warms up for a moment of its own, which costs as much a request
+    spent = (server.cpu_seconds() - before) * result.seconds / (result.seconds + 0.3)
+    return spent / result.num_requests, result
 
 
 # ---- throughput and latency against the same session in this process -------------------------------------------------------
@@ -111,19 +128,24 @@ def _show_throughput(work: Path, options: argparse.Namespace) -> None:
             (repository / name / "config.pbtxt").write_text(
                 f"max_batch_size: 8 instance_group {{ count: {num_instances} kind: KIND_CPU }}"
             )
-            for batch in (1, 8):
-                alone = _run_in_process(path, batch, num_instances, options.seconds)
-                with run_ferry(repository) as server:
+            with run_ferry(repository) as server:
+                for batch in (1, 8):
                     target = Target(server.http, name, num_rows=batch, seconds=options.seconds)
-                    # one request more than instances, so that none waits for the client
-                    (result,) = measure(target, [num_instances + 1])
-                served = result.throughput * batch
-                print(f"{name:10}{batch:>6}{num_instances:>10}{alone:>14.1f}{served:>10.1f}{served / alone:>7.2f}", flush=True)
+                    pairs = []
+                    for _ in range(ROUNDS):
+                        alone = _run_in_process(path, batch, num_instances, options.seconds)
+                        # one request more than instances, so that none waits for the client
+                        (result,) = measure(target, [num_instances + 1])
+                        pairs.append((alone, result.throughput * batch))
+                    alone, served = (float(np.median(column)) for column in zip(*pairs, strict=True))
+                    share = float(np.median([served / alone for alone, served in pairs]))
+                    print(f"{name:10}{batch:>6}{num_instances:>10}{alone:>14.1f}{served:>10.1f}{share:>7.2f}", flush=True)
 
 
 def _run_in_process(path: Path, batch: int, num_threads: int, seconds: float) -> float:
     """Rows a second of one session, called from so many threads, as the server does it."""
     session, feed = _open(path, batch, num_threads)
+    session.run(None, feed)  # the server has warmed up as well
     counts = [0] * num_threads
     end = time.perf_counter() + seconds
 
@@ -147,17 +169,26 @@ def _show_latency(work: Path, options: argparse.Namespace) -> None:
         repository = work / f"latency-{name}"
         path = make(repository / name / "1" / "model.onnx")
         session, feed = _open(path, 1, 1)
-        latencies = []
-        end = time.perf_counter() + options.seconds
-        while (begin := time.perf_counter()) < end:
-            session.run(None, feed)
-            latencies.append(time.perf_counter() - begin)
-        p50, p99 = np.percentile(latencies, (50, 99))
+        rounds = []
         with run_ferry(repository) as server:
-            (result,) = measure(Target(server.http, name, seconds=options.seconds), [1])
-        rows = (("in process", p50, p99), ("served", result.p50_seconds, result.p99_seconds))
-        for words, median, high in (*rows, ("added", result.p50_seconds - p50, result.p99_seconds - p99)):
-            print(f"{name:10}{words:>12}{format_seconds(median):>10}{format_seconds(high):>10}", flush=True)
+            for _ in range(ROUNDS):
+                alone = _time_in_process(session, feed, options.seconds)
+                (result,) = measure(Target(server.http, name, seconds=options.seconds), [1])
+                served = np.array((result.p50_seconds, result.p99_seconds))
+                rounds.append((alone, served, served - alone))
+        for words, column in zip(("in process", "served", "added"), zip(*rounds, strict=True), strict=True):
+            p50, p99 = np.median(column, axis=0)
+            print(f"{name:10}{words:>12}{format_seconds(float(p50)):>10}{format_seconds(float(p99)):>10}", flush=True)
+
+
+def _time_in_process(session: ort.InferenceSession, feed: dict[str, np.ndarray], seconds: float) -> np.ndarray:
+    """The 50th and the 99th percentile of the seconds that a call takes."""
+    latencies = []
+    end = time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        session.run(None, feed)
+        latencies.append(time.perf_counter() - begin)
+    return np.percentile(latencies, (50, 99))
 
 
 def _open(path: Path, batch: int, num_instances: int) -> tuple[ort.InferenceSession, dict[str, np.ndarray]]:
