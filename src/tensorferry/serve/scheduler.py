@@ -1,7 +1,8 @@
 """Instances of one model: threads that take batches from one queue and run them.
 
-Handing a batch to another thread and its answers back costs more than a tiny model does. A model whose batches have all been
-quick is therefore run by the thread that brings the requests, in place of an idle instance; one slow batch ends that.
+Handing a batch to another thread and its answers back costs more than a tiny model does. A model whose batches have been
+quick is therefore run by the thread that brings the requests, in place of an idle instance. Quick batches are counted, and one
+that was not is worth several of them: on a busy machine any batch may be interrupted. A truly slow batch ends it at once.
 """
 
 import threading
@@ -19,8 +20,11 @@ from tensorferry.serve.spec import ModelSpec
 from tensorferry.serve.stats import BatchTimes, Stats
 from tensorferry.serve.tensors import Array
 
-_QUICK_NANOSECONDS = 100_000  # about what handing a batch over and back takes
-_MIN_QUICK_BATCHES = 16  # in a row, before a model counts as quick
+_QUICK_NANOSECONDS = 150_000  # about what handing a batch over and back takes
+_SLOW_NANOSECONDS = 2_000_000  # so long the thread that brings the requests must not be away from them
+_MIN_QUICK_BATCHES = 16  # before a model counts as quick
+_MAX_QUICK_BATCHES = 64  # no more are remembered
+_PENALTY = 8  # quick batches that make up for one that was not
 _MAX_BATCHES_HERE = 4  # then the instances go on, and the thread returns to its own work
 
 
@@ -175,8 +179,7 @@ class Scheduler:
             self._fail(runner, batch, error)
             return
         times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
-        is_quick = times.split - started < _QUICK_NANOSECONDS
-        self.num_quick = self.num_quick + 1 if is_quick else 0
+        self.num_quick = _count_quick(self.num_quick, times.split - started)
         self.stats.record_batch(sum(num_rows), len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
             _finish(job, part)
@@ -200,6 +203,17 @@ class Scheduler:
         fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
         for job in batch:
             _finish(job, fault)
+
+
+def _count_quick(count: int, nanoseconds: int) -> int:
+    """How many quick batches there have been, after one that took so long.
+
+    >>> _count_quick(20, 40_000), _count_quick(20, 300_000), _count_quick(20, 5_000_000)
+    (21, 12, 0)
+    """
+    if nanoseconds < _QUICK_NANOSECONDS:
+        return min(count + 1, _MAX_QUICK_BATCHES)
+    return max(count - _PENALTY, 0) if nanoseconds < _SLOW_NANOSECONDS else 0
 
 
 def _refuse_late(jobs: list[Job]) -> None:
