@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadRun
-from tensorferry.report.report import write_whole
+from tensorferry.files import write_whole
 from tensorferry.train.config import Config, describe_environment
 
 _CONFIG = "config.json"
