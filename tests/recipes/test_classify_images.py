@@ -13,21 +13,14 @@ from tensorferry.errors import BadRecipe
 from tensorferry.recipes.classify_images import ClassifyImages, GoogLeNet, ImageSettings, ResNet50, ResNet152
 from tensorferry.recipes.resnet import ResNet
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class SmallResNet(ClassifyImages):
     """The same layers, fewer of them."""
 
     def make_network(self, num_classes: int) -> nn.Module:
         return ResNet((1, 1, 1, 1), num_classes)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Networks this small lose more time to threads that wait for each other than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_few_steps_on_real_digits_raise_the_accuracy_far_over_chance() -> None:

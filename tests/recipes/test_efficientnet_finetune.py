@@ -16,16 +16,9 @@ from tensorferry.recipes.efficientnet_finetune import (
 )
 from tensorferry.recipes.images import ImageSamples, Pictures
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FLOWERS = {308, 309, 984, 985, 986}  # ImageNet's numbers, and of the insects that sit on them; it knows no dahlia
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Networks this small lose more time to threads that wait for each other than they gain."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _recipe(start: str | None = None, **settings) -> EfficientNetFineTune:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import queue
 import ssl
-import subprocess
 import threading
 import time
 import urllib.error
@@ -224,19 +223,6 @@ def test_api_keys_guard_everything_but_health_and_rotate(start_server: Start, tm
     time.sleep(1.1)
     assert fetch(f"{url}/v2", authorization="Bearer first")[0] == 401
     assert fetch(f"{url}/v2", authorization="Bearer second")[0] == 200
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return cert, key
 
 
 def test_tls_encrypts_both_protocols(start_server: Start, tmp_path: Path, certificate: tuple[Path, Path]) -> None:

@@ -1,23 +1,18 @@
 """A run for a test: the tiny recipe, and a progress that remembers what it was told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from listening import TINY, Told
 
 from tensorferry.train.start import Request, begin, resume
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The threads of a tiny model only wait for each other, on a busy machine for long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """Every run here is tiny."""
 
 
 @pytest.fixture

@@ -130,6 +130,13 @@ def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_
         begin(request, told)
 
 
+def test_a_run_that_fails_under_way_ends_with_1_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", TINY, "--set", "num_bad=30", "--seed", "7", "--every", "4", "--out", str(tmp_path / "run")]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("ferry: the loss of step")
+    assert shown.count("\n") == 1
+
+
 def test_a_model_that_does_not_fit_is_told_of_budgets(train: Train, tmp_path: Path) -> None:
     with pytest.raises(ferry.RunFailed, match=r"the model ran out of memory: .*--budget 2GiB"):
         train(settings={"num_wasted": str(10**17)})
@@ -176,7 +183,7 @@ def test_a_run_of_another_recipe_or_version_is_refused(train: Train, tmp_path: P
         resume(folder, told)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("tensorferry-run-1", "tensorferry-run-99"))
-    with pytest.raises(ferry.BadRun, match="has format 'tensorferry-run-99'"):
+    with pytest.raises(ferry.BadRun, match=rf"written by tensorferry {ferry.__version__}: it has format 'tensorferry-run-99'"):
         resume(folder, told)
     with pytest.raises(ferry.BadRun, match="is no run"):
         resume(tmp_path / "nowhere", told)

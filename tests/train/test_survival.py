@@ -20,6 +20,7 @@ from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
 from tensorferry.train.checkpoints import State, list_checkpoints, read_state, save_checkpoint
+from tensorferry.train.lock import hold
 from tensorferry.train.start import Request, begin, resume
 
 NUM_KILLS = 20
@@ -46,6 +47,11 @@ def server() -> ForkServerContext:
 def _begin(folder: Path) -> None:
     torch.set_num_threads(1)
     sys.exit(begin(Request(TINY, {"steps": "20"}, out=folder, seed=5, every=3), Told()))
+
+
+def _begin_long(folder: Path) -> None:
+    torch.set_num_threads(1)
+    sys.exit(begin(Request(TINY, {"steps": "1000000"}, out=folder, seed=5, every=100_000), Told()))
 
 
 def _resume(folder: Path) -> None:
@@ -116,6 +122,25 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
     name = signal.Signals(number).name
     assert f"stopped by {name} after step {state.step}, saved; go on with: ferry train --resume {folder}" in shown
     assert "of 100,000 steps done" in (folder / "report.html").read_text()
+
+
+def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = _start(server, _begin_long, folder)
+    _wait_for((folder / "metrics.jsonl").exists)
+    try:
+        for arguments in (["--resume", folder], [TINY, "--out", folder, "--force"]):
+            command = [sys.executable, "-m", "tensorferry.cli", "train", *arguments]
+            second = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
+            assert second.returncode == 2
+            assert f"ferry: process {first.pid} trains in {str(folder)!r}" in second.stderr
+            assert second.stderr.count("\n") == 1
+    finally:
+        first.kill()
+        first.join(60)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with hold(folder):  # nothing is left to clean up after a kill
+        assert (folder / ".lock").read_text() == str(os.getpid())
 
 
 def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:

@@ -27,12 +27,6 @@ class Points:
         return {"x": np.full(4, np.nan, "float32") if index in self._bad else x, "y": np.int64(self._x[index].sum() > 0)}
 
 
-def measure_accuracy(predict: Predict, samples: Samples) -> Mapping[str, float]:
-    rows = [samples.read(index, np.random.default_rng(index)) for index in range(len(samples))]
-    scores = predict({"x": np.stack([row["x"] for row in rows])})
-    return {"accuracy": float(np.mean(scores.argmax(1) == [row["y"] for row in rows]))}
-
-
 @dataclass(frozen=True)
 class TinySettings(Settings):
     batch: int = 4
@@ -43,10 +37,11 @@ class TinySettings(Settings):
     num_wasted: int = 0  # bytes that a step asks for besides
 
 
-class Tiny(TorchRecipe):
-    """With dropout and batch norm, so that generators and buffers matter."""
+class OfPoints:
+    """The half of a recipe that is the same in every framework: settings, data and metric."""
 
     Settings = TinySettings
+    settings: TinySettings
     inputs = ("x",)
     metric = "accuracy"
     higher_is_better = True
@@ -54,6 +49,15 @@ class Tiny(TorchRecipe):
     def load_data(self, source: Path | None) -> Data:
         bad = frozenset(range(self.settings.num_bad))
         return Data(Points(NUM_TRAIN, 1, bad), Points(NUM_HELD_OUT, 2), ("below", "above"), "points on a line")
+
+    def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
+        rows = [samples.read(index, np.random.default_rng(index)) for index in range(len(samples))]
+        scores = predict({"x": np.stack([row["x"] for row in rows])})
+        return {"accuracy": float(np.mean(scores.argmax(1) == [row["y"] for row in rows]))}
+
+
+class Tiny(OfPoints, TorchRecipe):
+    """With dropout and batch norm, so that generators and buffers matter."""
 
     def build_model(self, data: Data) -> torch.nn.Module:
         width = self.settings.width
@@ -74,6 +78,3 @@ class Tiny(TorchRecipe):
 
     def scale_rate(self, step: int) -> float:
         return 1 - (step - 1) / self.settings.steps
-
-    def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
-        return measure_accuracy(predict, samples)

@@ -1,25 +1,13 @@
 """The tiny recipe in Keras, for any back end."""
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import keras
-from tiny import NUM_HELD_OUT, NUM_TRAIN, Points, TinySettings, measure_accuracy
+from tiny import OfPoints
 
-from tensorferry.recipes.recipe import Data, KerasRecipe, Predict, Samples
+from tensorferry.recipes.recipe import Data, KerasRecipe
 
 
-class TinyKeras(KerasRecipe):
+class TinyKeras(OfPoints, KerasRecipe):
     """With dropout and batch norm, so that generators and moving averages matter."""
-
-    Settings = TinySettings
-    inputs = ("x",)
-    metric = "accuracy"
-    higher_is_better = True
-
-    def load_data(self, source: Path | None) -> Data:
-        bad = frozenset(range(self.settings.num_bad))
-        return Data(Points(NUM_TRAIN, 1, bad), Points(NUM_HELD_OUT, 2), ("below", "above"), "points on a line")
 
     def build_model(self, data: Data) -> keras.Model:
         layers = keras.layers
@@ -36,6 +24,3 @@ class TinyKeras(KerasRecipe):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.AdamW(self.settings.rate), loss, jit_compile=False)
         return model
-
-    def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
-        return measure_accuracy(predict, samples)

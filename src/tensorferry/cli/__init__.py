@@ -5,10 +5,11 @@ import os
 import sys
 from typing import NoReturn
 
-from tensorferry import FerryError, __version__
+from tensorferry import CopyStuck, FerryError, RunFailed, TierFull, TierLost, __version__
 from tensorferry.cli import bench_serve, demo, estimate, machines, optimize, recipes, report, serve, train
 
 _VERBS = (demo, recipes, train, report, optimize, estimate, machines, serve, bench_serve)
+_FAILED = (RunFailed, TierFull, TierLost, CopyStuck)  # under way: what was asked for could be begun
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = options.run(options)
     except FerryError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error), 1 if isinstance(error, _FAILED) else 2)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return code

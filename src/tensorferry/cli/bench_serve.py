@@ -2,7 +2,7 @@
 
 import argparse
 
-from tensorferry.cli.serve import positive, seconds
+from tensorferry.cli.numbers import positive, seconds
 from tensorferry.serve.options import BenchOptions
 
 _EXAMPLES = """examples:

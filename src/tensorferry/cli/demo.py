@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tensorferry.cli.numbers import positive
 from tensorferry.demo.settings import Settings
 from tensorferry.demo.show import show
 from tensorferry.units import parse_bytes
@@ -32,7 +33,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="where the run with its report goes (default %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=_positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
+        "--steps", type=positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
     parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
@@ -42,12 +43,6 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run(options: argparse.Namespace) -> int:
     budget = None if options.budget is None else parse_bytes(options.budget)
     return show(Settings(out=options.out, num_steps=options.steps, edge=options.size, budget_nbytes=budget))
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
-    return int(text)
 
 
 def _edge(text: str) -> int:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tensorferry.cli.serve import seconds
+from tensorferry.cli.numbers import seconds
 
 _EXAMPLES = """examples:
   ferry optimize runs/brain --to models/                       a run of ours, compared on its held-out samples

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from tensorferry.cli.numbers import count, positive, seconds
 from tensorferry.serve.options import CONTROL_MODES, ServeOptions
 from tensorferry.units import parse_bytes
 
@@ -28,7 +29,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     _add_models(parser)
     _add_limits(parser)
     parser.add_argument("--log-json", action="store_true", help="one JSON object a line instead of text")
-    parser.add_argument("--log-verbose", type=_count, default=0, metavar="N", help="above 0: a line for every inference")
+    parser.add_argument("--log-verbose", type=count, default=0, metavar="N", help="above 0: a line for every inference")
     parser.set_defaults(run=_run)
 
 
@@ -64,7 +65,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--trust", action="store_true", help="load files that may carry code: TorchScript, Keras Lambda layers")
     group.add_argument(
         "--default-max-batch-size",
-        type=_count,
+        type=count,
         default=ServeOptions.default_max_batch_size,
         metavar="N",
         help="for models without a configuration (default %(default)s)",
@@ -92,9 +93,9 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="of each protocol; %(default)s",
     )
     group.add_argument(
-        "--max-requests", type=_count, default=0, metavar="N", help="inferences under way at once (default: no limit)"
+        "--max-requests", type=count, default=0, metavar="N", help="inferences under way at once (default: no limit)"
     )
-    group.add_argument("--max-queue", type=_count, default=0, metavar="N", help="that wait for one model (default: no limit)")
+    group.add_argument("--max-queue", type=count, default=0, metavar="N", help="that wait for one model (default: no limit)")
     group.add_argument(
         "--read-timeout", type=seconds, default=ServeOptions.read_seconds, metavar="S", help="for a whole request; %(default)g"
     )
@@ -140,38 +141,14 @@ def _run(options: argparse.Namespace) -> int:
     )
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number from zero up, received {text!r}")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """A whole number above zero."""
-    if _count(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
-    return int(text)
-
-
 def _port(text: str) -> int:
-    if _count(text) > 65535:
+    if count(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port up to 65535, received {text!r}")
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Seconds above zero."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 < number < 1e6:
-        raise argparse.ArgumentTypeError(f"expected seconds above zero, received {text!r}")
-    return number
-
-
 def _resource(text: str) -> tuple[str, int]:
-    name, _, count = text.rpartition(":")
+    name, _, number = text.rpartition(":")
     if not name:
         raise argparse.ArgumentTypeError(f"expected NAME:COUNT, received {text!r}")
-    return name, positive(count)
+    return name, positive(number)

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from tensorferry.cli.numbers import positive
+
 _EXAMPLES = """examples:
   ferry train unet3d-brain --budget 1.5GiB --precision bf16 --set resolution=96 --steps 200 --out runs/brain
   ferry train bert-classify --data reviews.csv --from pretrained       fine-tune on a file of your own
@@ -26,13 +28,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with this run, as it was begun")
     parser.add_argument("--data", type=Path, metavar="PATH", help="a file or folder of yours (default: what the recipe brings)")
     parser.add_argument("--from", dest="start", metavar="START", help="scratch or pretrained (default: the recipe's usual one)")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="the same as --set steps=N")
+    parser.add_argument("--steps", type=positive, metavar="N", help="the same as --set steps=N")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the recipe, such as batch=4; repeatable"
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the run goes (default: runs/ and the recipe's name)")
     parser.add_argument("--force", action="store_true", help="overwrite the run that is there")
-    parser.add_argument("--every", type=_positive, metavar="N", help="evaluate and save every N steps (default: 10 times a run)")
+    parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: 10 times a run)")
     parser.add_argument("--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: any)")
     parser.add_argument("--precision", metavar="NAME", help="fp32, bf16, fp16 or auto (default: fp32)")
     parser.add_argument("--budget", metavar="BYTES", help='memory that a step may hold, such as "1.5GiB", or "auto"')
@@ -87,12 +89,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not name.strip():
         raise BadRecipe(f"cannot read {text!r}; write --set name=value, as in --set batch=4")
     return name.strip(), value.strip()
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above zero, received {text!r}")
-    return int(text)
 
 
 def _seed(text: str) -> int:

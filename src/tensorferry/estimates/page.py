@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from tensorferry.errors import BadModel
 from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts
+from tensorferry.files import write_whole
 from tensorferry.plan import Machine, Plan, simulate
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.report import Report
 from tensorferry.report.page import Head, make_page, make_section
 from tensorferry.report.picture import Panel, draw_panels
-from tensorferry.report.report import write_whole
 from tensorferry.units import format_bytes
 
 if TYPE_CHECKING:

@@ -1,11 +1,11 @@
 """The card beside an engine: what it came from, what it takes and gives, what was measured, and what made it."""
 
-import hashlib
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tensorferry.files import digest
 from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.outcome import Outcome
 from tensorferry.inference.source import Source
@@ -64,15 +64,12 @@ def make_card(source: Source, outcome: Outcome, folder: Path) -> dict[str, Any]:
         },
         "machine": {"cpu": find_processor(), "cores": count_cores()},
         "tools": {"python": platform.python_version()} | find_versions(_TOOLS),
-        "files": {str(path.relative_to(folder)): _hash(path) for path in sorted(folder.rglob("*")) if path.is_file()},
+        "files": {
+            str(path.relative_to(folder)): f"sha256:{digest(path)}" for path in sorted(folder.rglob("*")) if path.is_file()
+        },
         "notes": list(outcome.notes),
     }
 
 
 def _describe(tensor: TensorSignature) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

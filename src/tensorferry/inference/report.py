@@ -7,10 +7,10 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from tensorferry.errors import BadOption
+from tensorferry.files import write_whole
 from tensorferry.inference.outcome import Finding, Outcome
 from tensorferry.inference.page import html_page
 from tensorferry.inference.table import render_text, text_parts
-from tensorferry.report.report import write_whole
 
 
 @dataclass(frozen=True)

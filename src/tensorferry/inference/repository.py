@@ -5,7 +5,6 @@ only then renamed into its place.
 """
 
 import contextlib
-import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel
+from tensorferry.files import force, write_whole
 from tensorferry.inference.configs import format_config, update_config
-from tensorferry.report.report import write_whole
 from tensorferry.serve.config import CONFIG_NAME, read_config
 from tensorferry.serve.folder import list_versions
 
@@ -63,7 +62,7 @@ def write_entries(root: Path, entries: list[Entry], version: int | None) -> Path
                 _write(part / entry.config.name, entry, config, version)
             for name in names:
                 _move(part / name, root / name, version)
-            _sync(root)
+            force(root)
     except OSError as error:
         raise BadModel(f"cannot write to {str(root)!r}: {error.strerror or error}") from error
     return root / names[-1] / str(version)
@@ -102,7 +101,7 @@ def _write(folder: Path, entry: Entry, config: Any, version: int) -> None:
     (folder / CONFIG_NAME).write_text(format_config(config), "utf-8")
     entry.fill(folder / str(version))
     for path in (folder, *folder.rglob("*")):
-        _sync(path)
+        force(path)
 
 
 def _move(source: Path, target: Path, version: int) -> None:
@@ -114,12 +113,4 @@ def _move(source: Path, target: Path, version: int) -> None:
     for name in ("labels.txt", CONFIG_NAME):
         if (source / name).is_file():
             write_whole(target / name, (source / name).read_text("utf-8"))
-    _sync(target)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    force(target)

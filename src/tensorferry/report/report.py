@@ -1,13 +1,12 @@
 """The report: planned beside measured, to print or to save as a page or as a trace file."""
 
 import json
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
+from tensorferry.files import write_whole
 from tensorferry.plan.plan import Plan
 from tensorferry.plan.timeline import Timeline
 from tensorferry.report.chrome import chrome_trace
@@ -66,17 +65,3 @@ class Report:
                 raise ValueError(f"cannot save {str(path)!r}: end it with .html for the page or with .json for a Perfetto trace")
         write_whole(path, text)
         return path
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -6,15 +6,14 @@ done afterwards is noticed as well, and the checkpoint before it is taken instea
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tensorferry.errors import RunFailed
+from tensorferry.files import digest, force, write_whole
 
 FORMAT = "tensorferry-checkpoint-1"
 NUM_KEPT = 2  # of the newest, so that one is left when the newest is damaged; the best is kept besides
@@ -45,15 +44,18 @@ def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> 
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         write(part)
-        digests = {path.name: _force_and_digest(path) for path in sorted(part.iterdir())}
-        _write_forced(part / _STATE, json.dumps({"format": FORMAT, "digests": digests, **asdict(state)}, indent=1))
-        _force_folder(part)
+        written = sorted(part.iterdir())
+        for path in written:
+            force(path)
+        digests = {path.name: digest(path) for path in written}
+        write_whole(part / _STATE, json.dumps({"format": FORMAT, "digests": digests, **asdict(state)}, indent=1))
+        force(part)
         shutil.rmtree(final, ignore_errors=True)  # an earlier, damaged one of the same step
         part.rename(final)
         _point(root / "latest", final)
         if state.best_step is not None:
             _point(root / "best", root / f"step-{state.best_step:08d}")
-        _force_folder(root)
+        force(root)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         shutil.rmtree(part, ignore_errors=True)
         raise RunFailed(_explain(root, state.step, error)) from error
@@ -72,8 +74,8 @@ def read_state(folder: Path) -> State:
         data = json.loads((folder / _STATE).read_text())
         if data.pop("format") != FORMAT:
             raise Damaged("it was written by another version")
-        for name, digest in data.pop("digests").items():
-            if _digest(folder / name) != digest:
+        for name, written in data.pop("digests").items():
+            if digest(folder / name) != written:
                 raise Damaged(f"{name} is not what was written")
         return State(**data | {"skipped": tuple(data["skipped"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -113,29 +115,3 @@ def _point(link: Path, target: Path) -> None:
     part.unlink(missing_ok=True)
     part.symlink_to(target.name)
     part.replace(link)
-
-
-def _force_and_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-    return _digest(path)
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_forced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _force_folder(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

@@ -45,8 +45,10 @@ class Config:
         """The config from JSON; `path` is where it came from, for errors."""
         found = data.get("format") if isinstance(data, dict) else None
         if found != FORMAT:
+            wrote = data.get("version") if isinstance(data, dict) else None
+            by = f"was written by tensorferry {wrote}: it has" if wrote else "has"
             raise BadRun(
-                f"{str(path)!r} has format {found!r}, and this version reads {FORMAT!r}; "
+                f"{str(path)!r} {by} format {found!r}, and this version, {__version__}, reads {FORMAT!r}; "
                 "train anew, or use the version that wrote it"
             )
         try:

@@ -9,19 +9,21 @@ plan.json          what the steps kept, swapped and recomputed, with a budget
 memory.json        planned beside measured, for the report
 illustration.png   what the model does, if the recipe can show it
 report.html        all of it on one page
+.lock              held by the process that trains here
 """
 
 import json
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadRun
-from tensorferry.report.report import write_whole
+from tensorferry.files import write_whole
 from tensorferry.train.config import Config, describe_environment
+from tensorferry.train.lock import hold, is_empty
 
 _CONFIG = "config.json"
 
@@ -91,12 +93,13 @@ class Run:
 @contextmanager
 def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
     """A folder for a new run. It stays once `keep` was called; until then an error leaves everything as it was."""
-    if not force and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    is_taken = folder.exists() and (not folder.is_dir() or not is_empty(folder))
+    if is_taken and not force:
         raise BadRun(
             f"{str(folder)!r} exists; go on with it (ferry train --resume {folder}), overwrite it (--force), "
             "or write elsewhere (--out)"
         )
-    if force and folder.exists() and not (folder / _CONFIG).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    if is_taken and not (folder / _CONFIG).is_file():
         raise BadRun(f"{str(folder)!r} is not a run, so --force does not overwrite it; write elsewhere (--out)")
     run = NewRun(folder)
     run.begin()
@@ -111,18 +114,27 @@ class NewRun(Run):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._earlier = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+        name = f".{folder.name}.{secrets.token_hex(4)}"
+        self._earlier, self._part = folder.with_name(name), folder.with_name(f"{name}.part")
         self._made = [parent for parent in folder.parents if not parent.exists()]
         self._kept = False
+        self._locks = ExitStack()  # of this run and of the earlier one
 
     def begin(self) -> None:
-        """Make room."""
+        """Make room. The folder gets its name when it is locked, so whoever finds it finds it locked."""
         try:
+            self._part.mkdir(parents=True)
+            self._locks.enter_context(hold(self._part))
             if self.folder.exists():
+                self._locks.enter_context(hold(self.folder))
                 self.folder.rename(self._earlier)
-            self.folder.mkdir(parents=True)
+            self._part.rename(self.folder)
         except OSError as error:
+            self._undo()
             raise BadRun(f"cannot make the folder {str(self.folder)!r}: {error.strerror}") from error
+        except BadRun:
+            self._undo()
+            raise
 
     def keep(self) -> None:
         """The first step is done: from now on this is the run."""
@@ -134,8 +146,14 @@ class NewRun(Run):
         """Undo everything, unless it is kept."""
         if not self._kept:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._undo()
+        self._locks.close()
+
+    def _undo(self) -> None:
+        shutil.rmtree(self._part, ignore_errors=True)
+        with suppress(OSError):  # somebody else uses the name, or the folders above, by now
             if self._earlier.exists():
                 self._earlier.rename(self.folder)
-            with suppress(OSError):  # somebody else uses it by now
-                for parent in self._made:
-                    parent.rmdir()
+            for parent in self._made:
+                parent.rmdir()
+        self._locks.close()

@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 from tensorferry.errors import BadRun
+from tensorferry.files import write_whole
 from tensorferry.report import Report
-from tensorferry.report.report import write_whole
 from tensorferry.report.run_page import RunView, html_run_page
 from tensorferry.report.stored import report_from_json, report_to_json
 from tensorferry.train.checkpoints import Damaged, State, list_checkpoints, read_state

@@ -16,6 +16,7 @@ from tensorferry.train.config import Config
 from tensorferry.train.events import HINT, Events
 from tensorferry.train.finish import finish
 from tensorferry.train.folder import Run, open_new
+from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.progress import Progress
 from tensorferry.train.seeds import draw_seed
@@ -80,9 +81,14 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
         raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to go on with it")
+    with hold(folder):
+        return _go_on(run, config, progress)
+
+
+def _go_on(run: Run, config: Config, progress: Progress) -> int:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
-        raise BadRun(f"{str(folder)!r} has no whole checkpoint to go on from; begin anew with --force")
+        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; begin anew with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
         raise BadRun(f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}")
@@ -100,7 +106,9 @@ def load_recipe(config: Config) -> tuple[Recipe, Data]:
     try:
         settings = kind.Settings(**config.settings)
     except TypeError as error:
-        raise BadRun(f"the settings of {config.recipe!r} are no longer those of the run: {error}") from error
+        raise BadRun(
+            f"the settings of {config.recipe!r} are no longer those of the run, which version {config.version} wrote: {error}"
+        ) from error
     recipe = kind(settings, config.start)
     return recipe, recipe.load_data(None if config.data is None else _find_source(Path(config.data)))
 

@@ -5,7 +5,6 @@ import gzip
 import queue
 import ssl
 import struct
-import subprocess
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -379,19 +378,6 @@ def test_sigterm_sends_goaway_and_lets_calls_under_way_finish(start_server: Star
         assert not wire.answers[late].is_whole
         stopper.join()
     assert server.process.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return cert, key
 
 
 def test_tls_carries_large_tensors_and_wants_h2(start_server: Start, tmp_path: Path, certificate: tuple[Path, Path]) -> None:

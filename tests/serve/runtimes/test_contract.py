@@ -1,5 +1,7 @@
 """Every runtime keeps the same promises: its signature, its answers, its errors; in this process and in one of its own."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +146,28 @@ def test_openvino_carries_text_and_bfloat16(tmp_path: Path) -> None:
         if datatype == "BYTES":
             with pytest.raises(InvalidRequest, match="ends with a zero byte"):
                 runner.run({"x": np.array([[b"a\0", b"", b"", b""]], object)}, ["y"])
+
+
+def test_a_signal_arrives_after_models_of_openvino_were_dropped_in_any_order(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, threading
+from pathlib import Path
+from tensorferry.serve.runtimes.runtime import LoadOptions
+from tensorferry.serve.runtimes.table import load_runtime
+
+signal.signal(signal.SIGTERM, lambda number, frame: print("noted"))
+loaded = [load_runtime("openvino", LoadOptions(Path({str(save_openvino(tmp_path))!r}))) for _ in range(3)]
+for drop in (lambda: loaded.pop(0).close(), lambda: loaded.pop().close()):
+    drop()
+    os.kill(os.getpid(), signal.SIGTERM)
+dropper = threading.Thread(target=lambda: loaded.pop().close())
+dropper.start()
+dropper.join()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["noted"] * 3
 
 
 def test_torchscript_needs_trust_and_a_configuration(tmp_path: Path) -> None:

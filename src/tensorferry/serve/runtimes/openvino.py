@@ -1,5 +1,6 @@
 """OpenVINO IR files. All runners share one compiled model; each has an infer request of its own."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -42,7 +43,7 @@ class OpenvinoRuntime:
         settings |= {key: value for key, value in options.parameters.items() if key not in _OWN}
         device = "CPU" if options.device == "cpu" else f"GPU.{options.device_id}"
         try:
-            self.compiled = ov.Core().compile_model(str(options.path), device, settings)
+            self.compiled = _open_core().compile_model(str(options.path), device, settings)
         except RuntimeError as error:
             raise BadModel(f"OpenVINO cannot load {options.path.name}: {error}") from None
         self.signature = Signature(_read(self.compiled.inputs), _read(self.compiled.outputs))
@@ -77,6 +78,16 @@ class OpenvinoRunner:
     def close(self) -> None:
         """Drop the infer request."""
         del self.request
+
+
+@functools.cache
+def _open_core() -> ov.Core:
+    """One for all models, open as long as the process.
+
+    A core gives the thread that first uses it a stack for signals. When it goes in another thread, or before a younger core,
+    that stack is unmapped but still in use: the next SIGTERM or Ctrl-C would end the process with a segmentation fault.
+    """
+    return ov.Core()
 
 
 def _read(ports: Sequence[ov.ConstOutput]) -> tuple[TensorSignature, ...]:

@@ -1,0 +1,35 @@
+"""Files that outlive a crash: there whole or not at all, forced to the disk, and known again by a digest."""
+
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with part.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def force(path: Path) -> None:
+    """Return once the bytes of a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of what a file holds, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
