@@ -9,7 +9,7 @@ import h2.events
 import h2.settings
 import hpack
 import pytest
-from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, WindowUpdateFrame
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, SettingsFrame, WindowUpdateFrame
 from running import RunningServer
 from wire import Wire, make_request, pack, read_outputs
 
@@ -274,6 +274,20 @@ def test_a_window_may_become_negative(server: RunningServer) -> None:
         wire.frame(WINDOW_UPDATE, 0, stream, number(1))
         wire.ping()
         assert sum(len(frame.data) for frame in wire.seen if isinstance(frame, DataFrame)) == 21
+
+
+def test_a_larger_window_is_acknowledged_before_it_is_used(server: RunningServer) -> None:
+    # grpc's own client drops a stream whose DATA is there before the ACK that allows it
+    with Wire(server.grpc, {Setting.INITIAL_WINDOW_SIZE: 0}) as wire:
+        stream = wire.begin()
+        wire.data(stream, pack(make_request()))
+        wire.until(lambda frame: isinstance(frame, HeadersFrame))
+        wire.ping()
+        num_before = len(wire.seen)
+        wire.frame(SETTINGS, 0, 0, setting(Setting.INITIAL_WINDOW_SIZE, 65_535))
+        wire.until(lambda frame: isinstance(frame, DataFrame))
+        kinds = [type(frame) for frame in wire.seen[num_before:]]
+    assert kinds[:2] == [SettingsFrame, DataFrame]
 
 
 def test_a_request_larger_than_its_window_is_given_what_it_needs_at_once(wire: Wire) -> None:
