@@ -153,20 +153,7 @@ def _passed(engine: Engine) -> list[Finding]:
 def make_table(rows: list[Row]) -> Table:
     """A row a model."""
     table = Table(title="One row (batch 1), medians")
-    for column in (
-        "model",
-        "original",
-        "ms",
-        "default engine",
-        "ms",
-        "x",
-        "int8",
-        "ms",
-        "x",
-        "agrees",
-        "fp32 differs",
-        "choice / best",
-    ):
+    for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("model", "original", "default engine", "int8") else "right")
     for row in rows:
         int8 = ("none passed", "", "", "")

@@ -95,7 +95,7 @@ def _unet3d() -> nn.Module:
 
 
 def _volumes() -> Samples:
-    return {"volumes": unet3d.make_batch(edge=64, num_volumes=8)[0].numpy()}
+    return {"x": unet3d.make_batch(edge=64, num_volumes=8)[0].numpy()}
 
 
 def _toy() -> nn.Module:
@@ -105,7 +105,7 @@ def _toy() -> nn.Module:
 
 SUBJECTS = {
     "minilm": Subject(Sentence, _sentences, "nearest"),
-    "resnet50": Subject(_resnet50, lambda: {"images": _photos()}, "top1", rival=_keras_resnet50),
+    "resnet50": Subject(_resnet50, lambda: {"x": _photos()}, "top1", rival=_keras_resnet50),
     "lite0": Subject(_lite0, lambda: {"inputs": _photos()}, "top1", min_agreement=0.95),
     "unet3d": Subject(_unet3d, _volumes, "top1"),
     "toy": Subject(_toy, lambda: {"input": np.random.default_rng(0).standard_normal((32, 8)).astype(np.float32)}, "top1"),

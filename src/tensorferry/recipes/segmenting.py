@@ -11,7 +11,8 @@ from tensorferry.recipes.extra import load_extra
 from tensorferry.recipes.recipe import Predict
 from tensorferry.recipes.volume_samples import UNKNOWN
 
-_PANEL_EDGE = 320  # pixels
+_PANEL_EDGE, _CAPTION_HEIGHT, _FONT_SIZE = 320, 28, 18  # pixels
+_CAPTIONS = ("scan", "truth", "prediction")
 _COLOURS = np.array(
     [(0, 0, 0), (86, 156, 214), (230, 230, 230), (220, 120, 60), (120, 200, 120), (200, 90, 160), (240, 210, 80)], np.uint8
 )
@@ -45,7 +46,7 @@ def compute_dice(found: NDArray[np.intp], truth: NDArray[np.int32], num_classes:
 
 
 def draw_slice(volume: NDArray[np.float32], truth: NDArray[np.int32], found: NDArray[np.intp], place: int) -> bytes:
-    """A PNG of one slice across the front axis: the scan, the truth, and what was found; seen from behind, head up."""
+    """A PNG of one slice across the front axis, with captions: scan, truth and what was found; seen from behind, head up."""
     scan = volume[:, place, :, 0]
     shown = scan != 0
     low, high = np.percentile(scan[shown], (1, 99.5)) if shown.any() else (0.0, 1.0)
@@ -53,9 +54,13 @@ def draw_slice(volume: NDArray[np.float32], truth: NDArray[np.int32], found: NDA
     panels = [np.repeat(grey[..., None], 3, axis=-1), *(_colour(classes[:, place, :]) for classes in (truth, found))]
     image = load_extra("PIL.Image", "drawing a slice")
     upright = [image.fromarray(np.ascontiguousarray(panel.transpose(1, 0, 2)[::-1])) for panel in panels]
-    sheet = image.new("RGB", (_PANEL_EDGE * len(upright), _PANEL_EDGE))
-    for column, panel in enumerate(upright):
-        sheet.paste(panel.resize((_PANEL_EDGE, _PANEL_EDGE), image.Resampling.NEAREST), (column * _PANEL_EDGE, 0))
+    sheet = image.new("RGB", (_PANEL_EDGE * len(upright), _CAPTION_HEIGHT + _PANEL_EDGE))
+    pen = load_extra("PIL.ImageDraw", "drawing a slice").Draw(sheet)
+    for column, (panel, caption) in enumerate(zip(upright, _CAPTIONS, strict=True)):
+        left = column * _PANEL_EDGE
+        sheet.paste(panel.resize((_PANEL_EDGE, _PANEL_EDGE), image.Resampling.NEAREST), (left, _CAPTION_HEIGHT))
+        middle = (left + _PANEL_EDGE // 2, _CAPTION_HEIGHT // 2)
+        pen.text(middle, caption, fill="white", anchor="mm", font_size=_FONT_SIZE)
     buffer = io.BytesIO()
     sheet.save(buffer, format="PNG")
     return buffer.getvalue()
