@@ -168,7 +168,7 @@ def test_gradients_that_are_there_are_not_counted_twice() -> None:
     without = _above_nbytes(_forecast(model, []))
     model(torch.ones(4, WIDTH)).sum().backward()
     grads_nbytes = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
-    assert _above_nbytes(_forecast(model, [])) <= without - grads_nbytes * 3 // 4
+    assert _above_nbytes(_forecast(model, [])) <= without - grads_nbytes // 2
 
 
 class _Strict(torch.optim.AdamW):
@@ -306,6 +306,7 @@ def _run(budget_nbytes: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_first_steps_stay_within_the_smallest_budget_that_is_named() -> None:
     weights_nbytes = 5 * 1537 * 1536 * 4
     refused = _run(3 * weights_nbytes)
