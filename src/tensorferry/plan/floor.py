@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.plan.tables import Tables, make_tables
-from tensorferry.trace import Trace
+from tensorferry.trace import Phase, Trace
 from tensorferry.units import format_bytes
 
 
@@ -38,8 +38,15 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSma
         f"one step needs at least {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes), "
         f"the budget is {format_bytes(budget_nbytes)}; "
     )
-    if trace.ops:
-        op = trace.ops[smallest.op]
-        alone = op.workspace_nbytes + sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
-        message += f"{op.name!r} alone holds {format_bytes(alone)}. "
-    return BudgetTooSmall(message + "Raise the budget, or shrink the batch.", smallest.nbytes)
+    if not trace.ops:
+        return BudgetTooSmall(message + "that much is held before it begins. Raise the budget.", smallest.nbytes)
+    op = trace.ops[smallest.op]
+    alone = op.workspace_nbytes + sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
+    message += f"{op.name!r} alone holds {format_bytes(alone)}. "
+    if op.phase is Phase.OPTIMIZER:
+        message += (
+            "It is the optimizer's, beside all weights, gradients and state. Raise the budget, or take one with less state."
+        )
+    else:
+        message += "Raise the budget, or shrink the batch."
+    return BudgetTooSmall(message, smallest.nbytes)

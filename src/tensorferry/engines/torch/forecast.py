@@ -1,53 +1,131 @@
 """What a training step of a model will need, before the step runs.
 
-The model is copied with fake parameters, called with fake copies of the real inputs, and differentiated; nothing of the
-real model is touched. The user's loss and optimizer are not known here, so this finds the floor of the model itself.
+The model's fake twin (`twin.py`) is called with fake copies of the real inputs and differentiated, and a fake copy of each of its
+optimizers steps; nothing of the real ones is touched. The user's loss is not known here, so this finds the floor of model and
+optimizer. Optimizers are looked for among the objects that are alive. Where they cannot be followed (a step that wants a closure,
+two for the same parameter, gradients that a hook takes in the middle of backward, sharded parameters) they are left out.
 """
 
-import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tensorferry.engines.torch.capture import add_states, run_recorded
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
-from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder
-from tensorferry.engines.torch.standing import persistent_blocks
+from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
+from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step, takes_gradients_early
 from tensorferry.errors import NotTraceable
 from tensorferry.trace import Trace
 
 
-def forecast(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], min_nbytes: int) -> Trace:
-    """The trace of forward and backward on these inputs; `NotTraceable` where fake tensors cannot follow."""
-    if any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
-        raise NotTraceable("Keras copies a model by saving it, which takes memory of its own")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+class _NoUpdate(Exception):
+    """An optimizer's step cannot be followed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A step as it will be once the optimizer has made its state."""
+
+    trace: Trace  # its overhead is what the step finds there of its storages, counted negative
+    optimizers: Sequence[torch.optim.Optimizer]  # those in it
+
+    def on_top_of(self, resident_nbytes: int) -> Trace:
+        """The trace, when this much is resident before the step."""
+        return replace(self.trace, overhead_nbytes=self.trace.overhead_nbytes + resident_nbytes)
+
+
+def forecast(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+    min_nbytes: int,
+) -> Forecast:
+    """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
     try:
-        with unchanged_randomness():
-            with FakeCopyMode(fake_mode):
-                fake_model = copy.deepcopy(model)
-            _drop_hooks(fake_model)
-            fake_args, fake_kwargs = tree_map_only(torch.Tensor, fake_mode.from_tensor, (args, kwargs))
-            fake_device = FakeDevice(fake_mode, device)
-            store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
-            names = LayerNames(fake_model)
-            with fake_mode, names.watching():
-                step = FakeStep(store, Recorder(fake_model, fake_device, names))
-                store.begin_step(step, persistent_blocks(fake_model))
-                with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(step.run_op):
-                    output = fake_model(*fake_args, **fake_kwargs)
-                    losses = [t.sum() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-                    sum(losses[1:], losses[0]).backward()
-            return step.trace()
+        with unchanged_randomness(), _uncached_casts():
+            if _can_follow(optimizers):
+                try:
+                    return Forecast(_follow(model, args, kwargs, optimizers, min_nbytes), optimizers)
+                except _NoUpdate:
+                    pass
+            return Forecast(_follow(model, args, kwargs, None, min_nbytes), ())
     except Exception as error:  # whatever a user's forward can raise
         raise NotTraceable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 
-def _drop_hooks(model: torch.nn.Module) -> None:
-    """A user's hooks run once a step and not once more for the forecast."""
-    for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks):
-            hooks.clear()
+def _can_follow(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    trained = [parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]]
+    return (
+        # one of two may have been left behind, or wrap the other
+        max(Counter(map(id, trained)).values(), default=1) == 1
+        and all(type(parameter) in (torch.nn.Parameter, torch.Tensor) for parameter in trained)
+        and not any(map(takes_gradients_early, trained))
+    )
+
+
+def _follow(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    optimizers: Sequence[torch.optim.Optimizer] | None,
+    min_nbytes: int,
+) -> Trace:
+    """`optimizers`: None for no update at all."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    device = FakeDevice(mode, next((p.device for p in model.parameters()), torch.device("cpu")))
+    with open_twin(model, mode) as twin:
+        fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        copies = _copy_optimizers(optimizers or (), twin, mode)
+        updates = [] if optimizers is None else [*twin.updates, *(partial(run_step, optimizer) for optimizer in copies)]
+        store = SavedTensors(device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
+        names = LayerNames(twin.layers)
+        with mode, names.watching():
+            step = FakeStep(store, Recorder(twin.held, device, names))
+            run_recorded(lambda: _train(twin, fake_args, fake_kwargs, updates, device.type), step, store, twin.held)
+            for optimizer in copies:
+                add_states(step.recorder, optimizer, min_nbytes)
+        return step.trace()
+
+
+def _copy_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], twin: Twin, mode: FakeTensorMode
+) -> list[torch.optim.Optimizer]:
+    try:
+        return [copy_optimizer(optimizer, twin, mode) for optimizer in optimizers]
+    except Exception as error:  # whatever an optimizer of the user's can hold
+        raise _NoUpdate from error
+
+
+def _train(twin: Twin, args: tuple[Any, ...], kwargs: dict[str, Any], updates: Sequence[Callable[[], None]], device: str) -> None:
+    output = twin.call(*args, **kwargs)
+    with torch.autocast(device, enabled=False):  # it is for forward passes
+        losses = [t.sum() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        del output
+        sum(losses[1:], losses[0]).backward()
+        for update in updates:
+            try:
+                update()
+            except Exception as error:  # whatever an optimizer of the user's can raise
+                raise _NoUpdate from error
+    for parameter in twin.held.parameters():
+        parameter.grad = None
+
+
+@contextmanager
+def _uncached_casts() -> Iterator[None]:
+    """While inside, autocast keeps no weights that it has cast; those of a fake forward would outlive it."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -16,14 +16,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
-from tensorferry.engines.torch.course import Course, with_overhead
+from tensorferry.engines.torch.course import Course
 from tensorferry.engines.torch.forecast import forecast
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
-from tensorferry.engines.torch.standing import find_standing, persistent_blocks
-from tensorferry.engines.torch.state import OptimizerStates
+from tensorferry.engines.torch.standing import find_optimizers, find_standing, persistent_blocks
+from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import FerryError, GraphFreed, NotTraceable
 from tensorferry.plan import Action, Machine, find_floor
@@ -190,19 +190,28 @@ class LargeModel:
         if inputs in self._forecast_inputs:
             return
         self._forecast_inputs.add(inputs)
-        self._unhook_root()  # the copy must not carry it
+        with self._store.at_work(), _disable_current_modes():
+            self._forecast(module, args, kwargs)
+
+    def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a step that cannot fit, or that the tier has no room for."""
+        optimizers = find_optimizers(module)
+        for optimizer in optimizers:
+            self._states.meet(optimizer)
+        states = self._states.find()
         try:
-            with self._store.at_work(), _disable_current_modes():
-                expected = forecast(module, args, kwargs, self._min_nbytes)
-                # the optimizer's state can wait elsewhere all that time
-                state_nbytes = sum(state.nbytes for state in self._states.find())
-                self._refuse_below_floor(with_overhead(expected, self._device.resident_nbytes() - state_nbytes))
-                # the step that is recorded swaps all of it
-                self._tier.check_room(sum(expected.storages[s].nbytes for s in expected.movable))
+            expected = forecast(module, args, kwargs, optimizers, self._min_nbytes)
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
-        finally:
-            self._root_hook = module.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+            self._refuse_what_stands()
+            return
+        # state that is not in the forecast can wait elsewhere all that time
+        followed = set(state_blocks(expected.optimizers))
+        waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
+        trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
+        self._refuse_below_floor(trace)
+        # the step that is recorded swaps all of it
+        self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
 
     # steps
 
@@ -210,6 +219,8 @@ class LargeModel:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
+            if not self._courses and not self._forecast_inputs:  # it began below the model, in one of its layers
+                self._refuse_what_stands()
             kind = (first.shape, first.dtype, self._model.training)
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
             course = self._course = self._courses.pop(kind, None) or Course(num_records=1 if self._courses else 2)
@@ -266,6 +277,11 @@ class LargeModel:
         self._num_plans += 1
         assert course.schedule is not None
         self._tier.check_room(course.schedule.plan.nbytes(Action.SWAP))
+
+    def _refuse_what_stands(self) -> None:
+        """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
+        state_nbytes = sum(state.nbytes for state in self._states.find())
+        self._refuse_below_floor(Trace((), (), overhead_nbytes=self._device.resident_nbytes() - state_nbytes))
 
     def _refuse_below_floor(self, trace: Trace) -> None:
         floor = find_floor(trace)

@@ -1,7 +1,7 @@
 """What would lower the floor: remarks on a trace for the report."""
 
 from tensorferry.plan import find_floor
-from tensorferry.trace import Trace
+from tensorferry.trace import Phase, Trace
 from tensorferry.units import format_bytes
 
 
@@ -17,5 +17,5 @@ def floor_notes(trace: Trace) -> tuple[str, ...]:
         )
     return (
         f"the smallest budget is set by {op.name!r} ({op.phase}), which holds {format_bytes(held_nbytes)} while it runs; "
-        "a smaller batch lowers it.",
+        f"{'an optimizer with less state' if op.phase is Phase.OPTIMIZER else 'a smaller batch'} lowers it.",
     )

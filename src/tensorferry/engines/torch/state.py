@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.torch.device import CopyIn, CopyOut
 from tensorferry.engines.torch.swap import SavedTensors
@@ -70,9 +71,15 @@ class OptimizerStates:
         """While inside, these optimizers and all that step are known."""
         with self._hooks:
             for optimizer in optimizers:
-                self._meet(optimizer)
-            self._hooks.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self._meet(optimizer)).remove)
+                self.meet(optimizer)
+            self._hooks.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.meet(optimizer)).remove)
             yield
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """From now on its state is known."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = None
+            self._hooks.callback(optimizer.register_state_dict_pre_hook(lambda _: self.bring_all_back()).remove)
 
     def find(self) -> list[StateStorage]:
         """Every storage that may wait elsewhere; all of them are at rest."""
@@ -151,11 +158,6 @@ class OptimizerStates:
         if failed is not None:
             raise failed
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = None
-            self._hooks.callback(optimizer.register_state_dict_pre_hook(lambda _: self.bring_all_back()).remove)
-
     def _call_back(self, state: StateStorage) -> None:
         copy, state.copy_out = state.copy_out, None
         assert copy is not None
@@ -185,6 +187,14 @@ class OptimizerStates:
             and block.resizable()
             and block._cdata not in self._store.persistent
         )
+
+
+def state_blocks(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[int]:
+    """Addresses of the storages that optimizers hold their state in."""
+    for optimizer in optimizers:
+        for value in tree_leaves(list(optimizer.state.values())):
+            if isinstance(value, torch.Tensor):
+                yield value.untyped_storage()._cdata
 
 
 def _plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -1,0 +1,101 @@
+"""A model's fake twin: computes with fake tensors under the same code, while the real model stays as it is.
+
+A torch model is copied with fake parameters in place of its own; what its forward writes into the model, it writes into the copy.
+Keras copies a model by saving it, which takes memory of its own, so a Keras model is called itself, in a scope of Keras that
+gives its variables other values (`keras_twin.py`).
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """What a forecast needs of a model."""
+
+    call: Callable[..., Any]  # the model's forward
+    layers: torch.nn.Module  # the modules it runs, for their names
+    held: torch.nn.Module  # has the fake parameters and buffers
+    fakes: dict[int, Any]  # the fake of every real tensor, by the real one's id
+    updates: list[Callable[[], None]] = field(default_factory=list)  # the optimizers that the model has of its own
+
+
+def is_keras(model: torch.nn.Module) -> bool:
+    """Whether it is a model of Keras on its torch back end."""
+    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
+
+
+def open_twin(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[Twin]:
+    """The model's twin, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
+    if is_keras(model):
+        from tensorferry.engines.torch.keras_twin import keras_twin  # Keras is loaded then
+
+        return keras_twin(model, mode)
+    return _copied(model, mode)
+
+
+@contextmanager
+def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Twin]:
+    fakes: dict[int, Any] = {}
+    with without_hooks(model), FakeCopyMode(mode):
+        twin = copy.deepcopy(model, fakes)
+    for parameter in model.parameters():
+        if id(parameter) in fakes:
+            copy_gradient(parameter, fakes[id(parameter)], mode)
+    yield Twin(twin, twin, twin, fakes)
+
+
+@contextmanager
+def without_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """While inside, the modules have no hooks: a user's run once a step, and not once more for a forecast."""
+    tables = [hooks for module in model.modules() for name in _HOOKS if (hooks := getattr(module, name))]
+    with ExitStack() as stack:
+        for hooks in tables:
+            stack.callback(hooks.update, hooks.copy())
+            hooks.clear()
+        yield
+
+
+def copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorMode) -> None:
+    """Give a fake parameter the gradient that the real one has, and what becomes of its gradients in backward."""
+    fake.grad = None if parameter.grad is None else mode.from_tensor(parameter.grad)
+    if takes_gradients_early(parameter):
+        fake.register_post_accumulate_grad_hook(lambda fake: setattr(fake, "grad", None))
+
+
+def takes_gradients_early(parameter: torch.Tensor) -> bool:
+    """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
+    return bool(parameter._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+
+
+def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTensorMode) -> torch.optim.Optimizer:
+    """An optimizer of the same class, settings and state for the twin's parameters, without hooks."""
+    fakes = dict(twin.fakes)
+    for number in tree_leaves([optimizer.param_groups, list(optimizer.state.values())]):
+        if isinstance(number, torch.Tensor) and number.dim() == 0 and id(number) not in fakes:
+            value = number.item()
+            with mode:  # a number that the optimizer reads, such as its step: made here, its value stays known
+                fakes[id(number)] = torch.tensor(value, dtype=number.dtype)
+    # a scheduler puts a `step` of its own into the optimizer, which would step the real one
+    own = {name: value for name, value in vars(optimizer).items() if name != "step" and not name.startswith(_OPTIMIZER_HOOKS)}
+    copied: torch.optim.Optimizer = object.__new__(type(optimizer))
+    with FakeCopyMode(mode):
+        vars(copied).update(copy.deepcopy(own, fakes))
+    return copied
+
+
+def run_step(optimizer: torch.optim.Optimizer) -> None:
+    """Step a copied optimizer, below the hooks that all optimizers share."""
+    step: Any = type(optimizer).step
+    with torch.no_grad():
+        (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
