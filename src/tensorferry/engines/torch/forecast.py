@@ -85,7 +85,8 @@ def _follow(
     with open_twin(model, mode) as twin:
         fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
         copies = _copy_optimizers(optimizers or (), twin, mode)
-        updates = [] if optimizers is None else [*twin.updates, *(partial(run_step, optimizer) for optimizer in copies)]
+        steps: list[Callable[[], None]] = [partial(run_step, optimizer) for optimizer in copies]
+        updates = [] if optimizers is None else [*twin.updates, *steps]
         store = SavedTensors(device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
         names = LayerNames(twin.layers)
         with mode, names.watching():

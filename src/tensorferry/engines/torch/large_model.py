@@ -34,6 +34,7 @@ from tensorferry.units import parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
+_BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_COURSES = 32  # kinds of step remembered
 
 
@@ -286,7 +287,8 @@ class LargeModel:
     def _refuse_below_floor(self, trace: Trace) -> None:
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
+            smallest = replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes + _BETWEEN_RUNS_NBYTES))
+            raise too_small(trace, self.budget_nbytes, smallest)
 
     # what a user asks
 

@@ -75,7 +75,7 @@ def copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorM
 
 def takes_gradients_early(parameter: torch.Tensor) -> bool:
     """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
-    return bool(parameter._post_accumulate_grad_hooks)  # type: ignore[attr-defined]
+    return bool(parameter._post_accumulate_grad_hooks)
 
 
 def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTensorMode) -> torch.optim.Optimizer:
