@@ -9,6 +9,9 @@ from hypothesis import settings
 # by itself TensorFlow decides by the CPU, and the two kinds of kernels and of allocator would be tested by chance
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+# several processes share the cores: a thread of OpenMP that waits for work sleeps, instead of keeping the others from theirs
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # a loaded machine is no reason to fail; what is too slow ends at pytest's own time-out
 settings.register_profile("ferry", deadline=None, print_blob=True)
 settings.load_profile("ferry")

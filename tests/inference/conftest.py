@@ -1,4 +1,4 @@
-"""A real server of a folder, and a module's engine that several tests look at."""
+"""A real server of a folder, and engines that several tests look at."""
 
 import json
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tritonclient.http as triton
-from nets import make_images, make_picture
+from nets import make_images, make_picture, make_sentence, make_texts
 
 import tensorferry as ferry
 
@@ -17,6 +17,13 @@ import tensorferry as ferry
 @pytest.fixture(scope="session")
 def picture_engine() -> Iterator[ferry.Engine]:
     engine = ferry.optimize(make_picture(), make_images(), labels=("cat", "dog", "ferry"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def sentence_engine() -> Iterator[ferry.Engine]:
+    engine = ferry.optimize(make_sentence(), make_texts(), seconds=5)
     yield engine
     engine.close()
 

@@ -23,6 +23,12 @@ def _run(*arguments: object) -> int:
     return main(["optimize", *map(str, arguments)])
 
 
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What a .pt2 holds."""
+    return save_program(tmp_path_factory.mktemp("program") / "net.pt2").read_bytes()
+
+
 def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable) -> None:
     run = tmp_path / "runs" / "points"
     assert main(["train", TINY, "--out", str(run), "--set", "steps=4"]) == 0
@@ -54,10 +60,11 @@ def test_a_function_takes_the_weights_of_a_file(tmp_path: Path, capsys: pytest.C
     assert card["from"]["framework"] == "torch"
 
 
-def test_int8_is_only_taken_if_it_passes_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = save_program(tmp_path / "net.pt2")
+def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "net.pt2"
+    path.write_bytes(program)
     np.savez(tmp_path / "images.npz", image=make_images(64))
-    assert _run(program, "--samples", tmp_path / "images.npz", "--int8", "--json", "--judge", "close", "--min-agreement", 1) == 0
+    assert _run(path, "--samples", tmp_path / "images.npz", "--int8", "--json", "--judge", "close", "--min-agreement", 1) == 0
     found = json.loads(capsys.readouterr().out)
     int8 = [each for each in found["candidates"] if each["precision"] == "int8"]
     assert {each["route"] for each in int8} >= {"NNCF", "onnxruntime, static"}
@@ -65,11 +72,6 @@ def test_int8_is_only_taken_if_it_passes_the_gate(tmp_path: Path, capsys: pytest
         passed = each["agreement"] is not None and each["agreement"] >= 1
         assert passed == (each["latency_seconds"] is not None or "not measured" in each["verdict"])
     assert found["num_samples"] == 32
-
-
-def _write_torn(path: Path) -> None:
-    save_program(path.with_name("whole.pt2"))
-    path.write_bytes(path.with_name("whole.pt2").read_bytes()[:2000])
 
 
 @pytest.mark.parametrize(
@@ -94,10 +96,16 @@ def _write_torn(path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_nothing_written(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    arguments: list[str],
+    says: str,
+    program: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _write_torn(tmp_path / "torn.pt2")
+    Path("whole.pt2").write_bytes(program)
+    Path("torn.pt2").write_bytes(program[:2000])
     Path("notes.txt").write_text("hello")
     Path("text.onnx").write_text("hello")
     Path("script.pt").write_bytes(b"PK\x03\x04")

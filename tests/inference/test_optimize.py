@@ -34,15 +34,13 @@ def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
     assert outcome.chosen.verdict.startswith("chosen")
 
 
-def test_batch_and_length_stay_free() -> None:
+def test_batch_and_length_stay_free(sentence_engine) -> None:
     texts = make_texts()
-    engine = ferry.optimize(make_sentence(), texts, seconds=5)
-    assert [tensor.shape for tensor in engine.signature.inputs] == [(-1, -1), (-1, -1)]
-    assert [tensor.name for tensor in engine.signature.outputs] == ["logits"]
+    assert [tensor.shape for tensor in sentence_engine.signature.inputs] == [(-1, -1), (-1, -1)]
+    assert [tensor.name for tensor in sentence_engine.signature.outputs] == ["logits"]
     for rows, length in ((1, 12), (7, 5), (20, 3)):
         ids, mask = texts["ids"][:rows, :length], np.ones((rows, length), np.int64)
-        assert _difference(answer(make_sentence(), ids, mask), engine(ids=ids, mask=mask)) <= FP32_DIFFERENCE
-    engine.close()
+        assert _difference(answer(make_sentence(), ids, mask), sentence_engine(ids=ids, mask=mask)) <= FP32_DIFFERENCE
 
 
 def test_the_model_in_hand_is_left_as_it_was() -> None:

@@ -1,5 +1,6 @@
 """Into the model repository and out of a server again."""
 
+import copy
 import hashlib
 import io
 import json
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from nets import answer, make_images, make_picture, make_sentence, make_texts
+from nets import answer, make_images, make_picture, make_sentence
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -86,16 +87,17 @@ def test_an_engine_whose_file_was_damaged_is_not_saved(tmp_path: Path) -> None:
 
 
 def _with_transform(engine: Engine, transform: dict, labels: tuple[str, ...]) -> Engine:
-    """An engine as a run would give it, which knows its transform."""
-    engine.source = replace(engine.source, transform=transform, labels=labels)
-    return engine
+    """The engine as a run would give it, which knows its transform."""
+    with_transform = copy.copy(engine)
+    with_transform.source = replace(engine.source, transform=transform, labels=labels)
+    return with_transform
 
 
-def test_an_image_sent_to_the_pipeline_comes_back_as_a_label(tmp_path: Path, serve: Callable) -> None:
+def test_an_image_sent_to_the_pipeline_comes_back_as_a_label(picture_engine, tmp_path: Path, serve: Callable) -> None:
     mean, std = [120.0, 110.0, 100.0], [60.0, 61.0, 62.0]
     transform = {"kind": "image", "height": 8, "width": 8, "resize": "crop", "mean": mean, "std": std}
-    engine = ferry.optimize(make_picture(), make_images(), seconds=1)
-    _with_transform(engine, {**transform, "layout": "NCHW", "input": "image"}, LABELS).save(tmp_path / "animals")
+    transform |= {"layout": "NCHW", "input": "image"}
+    _with_transform(picture_engine, transform, LABELS).save(tmp_path / "animals")
     client = serve(tmp_path)
     pixels = np.random.default_rng(1).integers(0, 256, (20, 31, 3), np.uint8)
     file = io.BytesIO()
@@ -108,16 +110,14 @@ def test_an_image_sent_to_the_pipeline_comes_back_as_a_label(tmp_path: Path, ser
     assert done.as_numpy("LABEL").tolist() == [[LABELS[int(scores.argmax())].encode()]]
     with pytest.raises(triton.InferenceServerException, match="no image that can be read"):
         _ask(client, "animals", "IMAGE", np.array([[b"not an image"]], np.object_), "BYTES")
-    engine.close()
 
 
-def test_sentences_sent_to_the_pipeline_come_back_as_labels(tmp_path: Path, serve: Callable) -> None:
+def test_sentences_sent_to_the_pipeline_come_back_as_labels(sentence_engine, tmp_path: Path, serve: Callable) -> None:
     words = {f"w{at}": at for at in range(1, 50)} | {"[UNK]": 0}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transform = {"kind": "text", "tokenizer": tokenizer.to_str(), "max_length": 6, "ids": "ids", "mask": "mask"}
-    engine = ferry.optimize(make_sentence(), make_texts(), seconds=1)
-    _with_transform(engine, transform, LABELS).save(tmp_path / "texts")
+    _with_transform(sentence_engine, transform, LABELS).save(tmp_path / "texts")
     client = serve(tmp_path)
     texts = np.array([[b"w3 w4 w5"], [b"w7 w9 w11 w13 w15 w17 w19 w21"]], np.object_)
     done = _ask(client, "texts", "TEXT", texts, "BYTES")
@@ -126,4 +126,3 @@ def test_sentences_sent_to_the_pipeline_come_back_as_labels(tmp_path: Path, serv
     scores = answer(make_sentence(), ids, np.array([[1, 1, 1, 0, 0, 0], [1] * 6]))
     np.testing.assert_allclose(done.as_numpy("logits"), scores, atol=1e-5)
     assert done.as_numpy("LABEL").tolist() == [[LABELS[at].encode()] for at in scores.argmax(1)]
-    engine.close()

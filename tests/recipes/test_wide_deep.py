@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["tensorflow", "torch"])
 def answers(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
-    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", TRIAL, folder], env=environment, capture_output=True, text=True
     )

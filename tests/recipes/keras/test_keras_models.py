@@ -20,7 +20,7 @@ TRAINED = ["unet3d", "resnet", "googlenet"]
 
 @pytest.fixture(scope="module", params=["tensorflow", "torch"])
 def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
-    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, TRIAL], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)

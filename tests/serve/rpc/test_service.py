@@ -154,6 +154,7 @@ def test_compressed_requests_are_read(server: RunningServer, compression: str) -
         ("br", b"x", Status.UNIMPLEMENTED),
         ("gzip", gzip.compress(bytes(65 * 2**20)), Status.RESOURCE_EXHAUSTED),
     ],
+    ids=["gzip", "deflate", "rubbish", "torn", "unknown", "too large"],  # packed bytes hold the time: a name would change
 )
 def test_what_does_not_unpack_is_refused(wire: Wire, encoding: str, data: bytes, status: Status) -> None:
     stream = wire.begin(wire.head("ModelInfer", ("grpc-encoding", encoding)))
