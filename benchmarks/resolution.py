@@ -126,8 +126,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--low", type=int, default=64, help="voxels a side that plain training has room for (default %(default)s)"
     )
-    parser.add_argument("--high", type=int, default=80, help="voxels a side that it has not (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=150, help="of each training (default %(default)s)")
+    parser.add_argument("--high", type=int, default=72, help="voxels a side that it has not (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=50, help="of each training (default %(default)s)")
     parser.add_argument("--base", type=int, default=16, help="channels at full resolution (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="the figures as JSON")
     return parser.parse_args(argv)

@@ -78,6 +78,36 @@ def test_an_onnx_file_is_its_own_first_candidate(picture_engine, tmp_path: Path)
     engine.close()
 
 
+def test_an_openvino_file_is_read_and_stays_in_openvino(tmp_path: Path) -> None:
+    import openvino as ov
+    import openvino.opset13 as ops
+
+    rng = np.random.default_rng(0)
+    weights, rows = rng.standard_normal((4, 3)).astype(np.float32), rng.standard_normal((8, 4)).astype(np.float32)
+    x = ops.parameter([-1, 4], np.float32, name="x")
+    model = ov.Model([ops.matmul(x, ops.constant(weights), False, False)], [x], "net")
+    model.outputs[0].set_names({"scores"})
+    ov.save_model(model, tmp_path / "net.xml", compress_to_fp16=False)
+    engine = ferry.optimize(tmp_path / "net.xml", rows, seconds=1)
+    assert engine.candidate.backend == "openvino"
+    assert _difference(rows @ weights, engine(rows)) <= FP32_DIFFERENCE
+    folder = engine.save(tmp_path / "models" / "net")
+    assert {"model.xml", "model.bin"} <= {each.name for each in folder.iterdir()}
+    engine.close()
+
+
+def test_the_time_limit_leaves_candidates_out_and_says_so_but_finishes_one_engine() -> None:
+    engine = ferry.optimize(make_picture(), make_images(), precision="int8", seconds=0.001)
+    findings = engine.outcome.findings
+    left = [each for each in findings if "the time was up" in each.verdict]
+    assert {each.candidate.backend for each in findings if each.candidate is not None} >= {"onnxruntime"}
+    # the other backend's file, every int8, and other numbers of threads, of which there may be none
+    assert {each.precision for each in left} == {"fp32", "int8"}
+    assert any("OpenVINO fp32" in each.title for each in left)
+    assert f"the time was up before {len(left)} candidates; give more with --seconds" in engine.outcome.notes
+    engine.close()
+
+
 def test_a_branch_that_torch_cannot_export_takes_the_tracer() -> None:
     class Branching(Picture):
         def forward(self, image: torch.Tensor) -> torch.Tensor:

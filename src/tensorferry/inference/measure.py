@@ -17,6 +17,7 @@ _BATCHES = (4, 16)  # tried for throughput beside one row
 _NUM_WARM_UPS = 2
 _SCREEN_SECONDS = 0.4  # of one candidate at one batch
 _NUM_SCREEN_RUNS = 5
+_SLOW_SECONDS = 0.5  # a row that takes longer keeps the machine busy by itself: larger batches would only cost time
 _MIN_GAIN = 1.05  # a larger batch must be so much better for a still larger one to be tried
 
 
@@ -34,7 +35,7 @@ def measure(runner: Runner, signature: Signature, sample: Arrays) -> Speed:
     smallest = 1 if has_free_batch(signature) else len(next(iter(sample.values())))
     latency = time_batch(runner, signature, take_rows(sample, smallest), _SCREEN_SECONDS)
     best = Speed(latency, smallest / latency, smallest)
-    if smallest != 1 or not has_free_batch(signature):
+    if smallest != 1 or not has_free_batch(signature) or latency > _SLOW_SECONDS:
         return best
     for batch in _BATCHES:
         rate = batch / time_batch(runner, signature, take_rows(sample, batch), _SCREEN_SECONDS)

@@ -153,6 +153,11 @@ def _open_file(path: Path, given: Given, scratch: Path) -> Source:
             from tensorferry.inference.sources.keras import read_keras_file
 
             return read_keras_file(path, given.trust, count_cores(), scratch)
+        case ".safetensors" | ".h5":
+            raise BadModel(
+                f"{path.name} holds weights and no model; name the function that builds it: "
+                f"ferry optimize file.py:function --weights {path.name} --samples ..."
+            )
     raise BadModel(f"{str(path)!r} is no model that can be read here; give {_KINDS}")
 
 

@@ -2,8 +2,11 @@
 
 Files are the expensive part: one a backend and precision. Threads are only a setting, so a file is checked once and measured with
 each number of threads. A quick look sorts out what is clearly slower; the rest are timed in turns, and the best median wins.
+
+The time limit bounds all of it: nothing is begun after it, except that one engine is always built and measured.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +25,8 @@ from tensorferry.serve.runtimes.runtime import Runner
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 _NEAR = 1.25  # candidates within this of the best are timed again, in turns
 _MAX_FINALISTS = 4
+_BUILD_SHARE = 0.75  # of the time: no file is begun later, so that what was built can be measured
+_NOT_BUILT, _NOT_MEASURED = "not built: the time was up", "not measured: the time was up"
 
 Tell = Callable[[str], None]
 
@@ -50,13 +55,14 @@ class Built:
 
 def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell) -> Outcome:
     """The best way to serve `source`; files are written below `folder`."""
-    deadline = time.perf_counter() + wishes.seconds
+    began = time.perf_counter()
+    deadline = began + wishes.seconds
     lost: list[Finding] = []
     sample = exam.questions[0].inputs
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
     baseline = _measure_original(source, original, exam, sample)
-    built = list(_build_all(source, exam, wishes, folder, lost, tell, deadline))
+    built = _build_all(source, exam, wishes, folder, lost, tell, began + _BUILD_SHARE * wishes.seconds)
     found = list(_measure_all(built, exam, sample, lost, tell, deadline))
     at_first = {each.title: _latency(each) for each in found}
     finalists, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
@@ -85,8 +91,14 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
         judge=exam.judge,
         num_samples=exam.num_samples,
         min_agreement=wishes.min_agreement,
-        notes=source.notes,
+        notes=(*source.notes, *_note_left_out(lost)),
     )
+
+
+def _note_left_out(lost: list[Finding]) -> Iterator[str]:
+    num_left = sum(each.verdict in (_NOT_BUILT, _NOT_MEASURED) for each in lost)
+    if num_left:
+        yield f"the time was up before {num_left} {'candidates' if num_left > 1 else 'candidate'}; give more with --seconds"
 
 
 def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays) -> Finding:
@@ -102,18 +114,21 @@ def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arra
 
 def _build_all(
     source: Source, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> Iterator[Built]:
+) -> list[Built]:
+    plain: list[Built] = []
     for backend in dict.fromkeys(route.backend for route in source.routes):
         routes = [route for route in source.routes if route.backend == backend]
-        plain = _build_plain(routes, exam, wishes, folder, lost, tell)
-        if plain is None:
-            continue
-        if "fp32" in wishes.precisions:
-            yield plain
-        if "bf16" in wishes.precisions and backend == "openvino" and has_bf16():
-            yield from _admit(replace(plain, precision="bf16"), exam, wishes, lost)
-        if "int8" in wishes.precisions:
-            yield from _build_int8(plain, exam, wishes, folder, lost, tell, deadline)
+        plain += _build_plain(routes, exam, wishes, folder, lost, tell, deadline if plain else math.inf)
+    built = list(plain) if "fp32" in wishes.precisions else []
+    for each in plain:
+        if "bf16" in wishes.precisions and each.backend == "openvino" and has_bf16():
+            if built and time.perf_counter() > deadline:
+                lost.append(Finding(_title("openvino", "bf16", each.path), "bf16", each.route, _NOT_BUILT))
+            else:
+                built += _admit(replace(each, precision="bf16"), exam, wishes, lost)
+    for each in plain if "int8" in wishes.precisions else ():
+        built += _build_int8(each, exam, wishes, folder, lost, tell, deadline)
+    return built
 
 
 def _build_int8(
@@ -121,9 +136,9 @@ def _build_int8(
 ) -> Iterator[Built]:
     assert wishes.calibration is not None
     for quantiser in list_quantisers(plain.backend):
-        title = make_candidate(plain.backend, "int8", plain.path, count_cores(), quantiser.variant).title
+        title = _title(plain.backend, "int8", plain.path, quantiser.variant)
         if time.perf_counter() > deadline:
-            lost.append(Finding(title, "int8", quantiser.title, "not built: the time was up"))
+            lost.append(Finding(title, "int8", quantiser.title, _NOT_BUILT))
             continue
         tell(f"quantising: {quantiser.title}")
         try:
@@ -139,24 +154,27 @@ def _build_int8(
 
 
 def _build_plain(
-    routes: list[Route], exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell
-) -> Built | None:
-    """The file of the first route that gives the original's answers in fp32."""
+    routes: list[Route], exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
+) -> list[Built]:
+    """The file of the first route that gives the original's answers in fp32; nothing where none does."""
     for route in routes:
-        tell(f"exporting: {route.title}")
         target = folder.new()
+        title = _title(route.backend, "fp32", target)
+        if time.perf_counter() > deadline:
+            lost.append(Finding(title, "fp32", route.title, _NOT_BUILT))
+            break
+        tell(f"exporting: {route.title}")
         try:
             with quiet_exporters():
                 path = route.write(target)
         except Exception as error:  # whatever an exporter raises at a model that it does not know
-            title = make_candidate(route.backend, "fp32", target, count_cores()).title
             hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
             lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
             continue
         admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
         if admitted:
-            return admitted[0]
-    return None
+            return admitted
+    return []
 
 
 def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Iterator[Built]:
@@ -195,13 +213,14 @@ def _measure_all(
     built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
 ) -> Iterator[Finding]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
-    # every file with its usual number of threads comes first, and is measured even where building took all the time
+    # every file with its usual number of threads comes first
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
+    is_any_measured = False
     for count, (at, index) in enumerate(order):
         candidate, file = variants[index][at], built[index]
         finding = Finding(candidate.title, file.precision, file.route, "", file.match, None, candidate.nbytes, candidate)
-        if time.perf_counter() > deadline and at > 0:
-            lost.append(replace(finding, verdict="not measured: the time was up", candidate=None))
+        if is_any_measured and time.perf_counter() > deadline:
+            lost.append(replace(finding, verdict=_NOT_MEASURED, candidate=None))
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
         try:
@@ -213,6 +232,7 @@ def _measure_all(
             continue
         runner.close()
         runtime.close()
+        is_any_measured = True
         yield replace(finding, speed=speed)
 
 
@@ -250,6 +270,10 @@ def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder
         raise BadModel(f"{why}, and neither does {source.title} once it is saved in its own format: {reason}")
     finding = Finding(candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed)
     return replace(finding, nbytes=candidate.nbytes, candidate=candidate)
+
+
+def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:
+    return make_candidate(backend, precision, path, count_cores(), variant).title
 
 
 def _verdict(finding: Finding, chosen: Finding) -> str:

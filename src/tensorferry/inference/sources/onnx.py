@@ -1,7 +1,8 @@
 """ONNX files, and the way from ONNX to OpenVINO that models of every framework share."""
 
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tensorferry.inference.source import Route, Source
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
+_DECORATION = re.compile(r"^serving_default_|:\d+$")  # what TensorFlow puts around a tensor's name
 _ONE_FILE_NBYTES = 2**31 - 2**20  # a protobuf message cannot be larger; weights beyond go beside it
 
 
@@ -31,6 +33,9 @@ def read_openvino(path: Path, num_threads: int) -> Source:
     """The source of an OpenVINO file, which only OpenVINO runs."""
     if not path.with_suffix(".bin").is_file():
         raise BadModel(f"{path.name} has no weights beside it; put {path.with_suffix('.bin').name} into the same folder")
+    with open(path, "rb") as file:
+        if not file.read(64).lstrip().startswith(b"<"):  # OpenVINO would try it as any other kind, and print what each finds
+            raise BadModel(f"{path.name} is no OpenVINO file: it is not XML")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     runtime = load_runtime("openvino", LoadOptions(path, num_threads, parameters=settings))
     assert runtime.signature is not None
@@ -72,26 +77,35 @@ def save_openvino(model: Any, signature: Signature, folder: Path) -> Path:
 
 
 def set_names(ports: Sequence[Any], names: Sequence[str]) -> None:
-    """Give a model's ports their one name; ports that have none of the names take them in order."""
+    """Give a model's ports their one name."""
     if len(ports) != len(names):
         raise BadModel(f"the converted model has {len(ports)} inputs or outputs, the original {len(names)}")
-    found = [next((name for name in names if name in port.get_names()), None) for port in ports]
-    if sorted(filter(None, found)) != sorted(names):
-        found = list(names)
-    for port, name in zip(ports, found, strict=True):
+    for port, name in zip(ports, match_names([port.get_names() for port in ports], names), strict=True):
         port.get_tensor().set_names({name})
 
 
 def rename_tensors(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
-    """The same ONNX graph with other names for its inputs and outputs, in their order."""
+    """The same ONNX graph with other names for its inputs and outputs."""
+    new_names: dict[str, str] = {}
     for given, wanted in ((model.graph.input, inputs), (model.graph.output, outputs)):
         if len(given) != len(wanted):
             raise BadModel(f"the graph has {', '.join(each.name for each in given)} where the model has {', '.join(wanted)}")
-    ends = (*zip(model.graph.input, inputs, strict=True), *zip(model.graph.output, outputs, strict=True))
-    new_names = {end.name: name for end, name in ends}
+        matched = match_names([[each.name] for each in given], wanted)
+        new_names |= {end.name: name for end, name in zip(given, matched, strict=True)}
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = [new_names.get(name, name) for name in names]
-    for end, name in ends:
-        end.name = name
+    for end in (*model.graph.input, *model.graph.output):
+        end.name = new_names[end.name]
     return model
+
+
+def match_names(found: Sequence[Iterable[str]], wanted: Sequence[str]) -> list[str]:
+    """Which of the wanted names each port has, whatever their order; ports that do not tell take them in order.
+
+    >>> match_names([["serving_default_mask:0"], ["ids:0"]], ["ids", "mask"])
+    ['mask', 'ids']
+    """
+    bare = [{each for name in names for each in (name, _DECORATION.sub("", _DECORATION.sub("", name)))} for names in found]
+    matched = [next((name for name in wanted if name in names), "") for names in bare]
+    return matched if sorted(matched) == sorted(wanted) else list(wanted)
