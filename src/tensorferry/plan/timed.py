@@ -39,10 +39,10 @@ def find_corrections(samples: Sequence[Sample]) -> dict[str, float]:
     return {kind: took[kind] / expected[kind] for kind in took}
 
 
-def choose_next(samples: Sequence[Sample], seconds_left: float) -> int | None:
+def choose_next(samples: Sequence[Sample], most_seconds: float) -> int | None:
     """The call to time next: first one of every kind, then whatever is expected to make up most of the step.
 
-    None where nothing is left that is worth it and expected to be done in `seconds_left`.
+    None where nothing is left that is worth it and expected to be done in `most_seconds`.
     """
     corrections = find_corrections(samples)
     step_seconds = sum(_expect(sample, corrections) * sample.num_times for sample in samples)
@@ -50,19 +50,11 @@ def choose_next(samples: Sequence[Sample], seconds_left: float) -> int | None:
         (sample.kind not in corrections, share, i)
         for i, sample in enumerate(samples)
         if sample.seconds is None
-        and _expect(sample, corrections) <= seconds_left
+        and _expect(sample, corrections) <= most_seconds
         and (share := sample.num_times * _expect(sample, corrections) / step_seconds)
         > (_SMALL_SHARE if sample.kind in corrections else _TINY_SHARE)
     ]
     return max(ranked)[2] if ranked else None
-
-
-def share_timed(samples: Sequence[Sample]) -> float:
-    """The share of the step's seconds in calls of kinds that were timed."""
-    corrections = find_corrections(samples)
-    seconds = [sample.num_times * _expect(sample, corrections) for sample in samples]
-    known = sum(took for took, sample in zip(seconds, samples, strict=True) if sample.kind in corrections)
-    return known / sum(seconds) if sum(seconds) else 0.0
 
 
 def _expect(sample: Sample, corrections: Mapping[str, float]) -> float:
