@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import torch
+from keras.src import backend as keras_backend
 from keras.src.backend.torch import random as keras_random
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -52,7 +53,9 @@ def _make_update(model: Any, optimizer: Any, fakes: dict[int, Any]) -> Callable[
     def update() -> None:
         trained = [(fakes[id(variable._value)].grad, variable) for variable in model.trainable_variables]
         gradients, variables = zip(*((grad, variable) for grad, variable in trained if grad is not None), strict=True)
-        optimizer.apply(list(gradients), list(variables))
+        # the model's forward, in the middle of which a forecast is made, may compute in another precision
+        with torch.no_grad(), keras_backend.AutocastScope(None):
+            optimizer.apply(list(gradients), list(variables))
 
     return update
 
