@@ -39,7 +39,6 @@ def test_plain_dies_of_the_cap_ferry_trains_on_and_the_losses_are_equal(tmp_path
 @pytest.mark.timeout(600)
 def test_a_budget_below_the_floor_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     done = _demo("--size", "16", "--steps", "2", "--budget", "1MiB", folder=tmp_path)
-    assert "survives: the cap is too high to show anything" in done.stdout  # the cap's own headroom holds all of it
     assert done.returncode == 2
     assert done.stderr.startswith("ferry: one step needs at least")
     assert done.stderr.count("\n") == 1
