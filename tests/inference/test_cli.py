@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import tritonclient.http as triton
 from nets import Picture, answer, make_images, make_picture, save_program
+from safetensors.torch import save_file
 
 from tensorferry.cli import main
 from tensorferry.train.trained import load_trained
@@ -48,16 +50,20 @@ def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.Capt
     assert [text.decode().split(":")[2] for text in classes[:, 0]] == [("below", "above")[at] for at in expected]
 
 
-def test_a_function_takes_the_weights_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_a_function_takes_the_weights_of_a_file(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(5)
     model = Picture().eval()
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    weights = tmp_path / f"weights.{kind}"
+    (torch.save if kind == "pt" else save_file)(model.state_dict(), weights)
     np.save(tmp_path / "images.npy", make_images())
-    options = ("--weights", tmp_path / "weights.pt", "--samples", tmp_path / "images.npy", "--seconds", 1)
+    options = ("--weights", weights, "--samples", tmp_path / "images.npy", "--seconds", 0.01)  # one engine: the first, in ONNX
     assert _run(f"{NETS}:make_picture", *options, "--to", tmp_path, "--name", "net") == 0
     assert "agreement" in capsys.readouterr().out
     card = json.loads((tmp_path / "net" / "1" / "card.json").read_text())
     assert card["from"]["framework"] == "torch"
+    session = onnxruntime.InferenceSession(tmp_path / "net" / "1" / "model.onnx")
+    np.testing.assert_allclose(session.run(None, {"image": make_images()})[0], answer(model, make_images()), atol=1e-4)
 
 
 def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +73,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
     assert _run(path, "--samples", tmp_path / "images.npz", "--int8", "--json", "--judge", "close", "--min-agreement", 1) == 0
     found = json.loads(capsys.readouterr().out)
     int8 = [each for each in found["candidates"] if each["precision"] == "int8"]
-    assert {each["route"] for each in int8} >= {"NNCF", "onnxruntime, static"}
+    assert {each["route"] for each in int8} >= {"NNCF", "NNCF, weights alone", "onnxruntime, static"}
     for each in int8:
         passed = each["agreement"] is not None and each["agreement"] >= 1
         assert passed == (each["latency_seconds"] is not None or "not measured" in each["verdict"])
@@ -83,6 +89,11 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["torn.pt2"], "cannot load torn.pt2"),
         (["text.onnx"], "onnxruntime cannot load text.onnx"),
         (["script.pt"], "may carry code"),
+        (["alone.xml"], "alone.xml has no weights beside it; put alone.bin into the same folder"),
+        (["text.xml"], "text.xml is no OpenVINO file"),
+        (["torn.xml"], "OpenVINO cannot load torn.xml"),
+        (["weights.safetensors"], "holds weights and no model; name the function that builds it"),
+        ([f"{NETS}:make_picture", "--weights", "weights.safetensors", "--samples", "wrong.npy"], "cannot take weights from"),
         (["nets.py:absent"], "there is no file 'nets.py'"),
         (["whole.pt2", "--samples", "wrong.npy"], "has the shape [-1, 3, 8, 8] (-1: any), the example [2, 5]"),
         (["whole.pt2", "--samples", "notes.txt"], "cannot read samples from 'notes.txt'"),
@@ -109,6 +120,9 @@ def test_what_cannot_be_done_is_one_line_and_nothing_written(
     Path("notes.txt").write_text("hello")
     Path("text.onnx").write_text("hello")
     Path("script.pt").write_bytes(b"PK\x03\x04")
+    for name in ("alone.xml", "text.xml", "text.bin", "torn.bin", "weights.safetensors"):
+        Path(name).write_text("hello")
+    Path("torn.xml").write_text('<?xml version="1.0"?><net name="net" version="11"><layers><layer id="0" name="x" ty')
     Path("empty").mkdir()
     np.save("wrong.npy", np.zeros((2, 5), np.float32))
     assert _run(*arguments, "--to", "models", "--seconds", 1) == 2

@@ -42,10 +42,37 @@ def test_a_model_with_several_inputs_by_name_is_asked_by_name() -> None:
     engine.close()
 
 
+def test_names_are_those_of_the_models_dict_whatever_their_order(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(0)
+    ends = {"second": keras.Input((3,), name="second"), "first": keras.Input((3,), name="first")}
+    shifted = keras.layers.Normalization(mean=[1.0, 2.0, 3.0], variance=[4.0, 5.0, 6.0])(ends["second"])
+    doubled = keras.layers.Dense(4)(ends["first"])
+    model = keras.Model(ends, {"wide": shifted, "deep": doubled})
+    samples = {"second": IMAGES[:, 0, 0], "first": IMAGES[:, 1, 0]}
+    model.save(tmp_path / "net.keras")
+    engine = ferry.optimize(tmp_path / "net.keras", samples, seconds=60)
+    expected = {name: tensor.numpy() for name, tensor in model(samples).items()}
+    given = dict(zip([tensor.name for tensor in engine.signature.outputs], engine(**samples), strict=True))
+    for name, array in expected.items():
+        np.testing.assert_allclose(given[name], array, atol=1e-5)
+    backends = {each.candidate.backend for each in engine.outcome.findings if each.passed and each.candidate is not None}
+    assert backends == {"openvino", "onnxruntime"}  # also tf2onnx, which takes constants of the graph for inputs
+    engine.close()
+
+
+def test_several_inputs_that_a_recipe_calls_otherwise_are_not_guessed_by_their_order(tmp_path: Path) -> None:
+    from tensorferry.inference.sources.keras import read_keras
+
+    ends = [keras.Input((3,), name="numbers"), keras.Input((3,), name="amounts")]
+    model = keras.Model(ends, keras.layers.Add()(ends))
+    with pytest.raises(ferry.BadModel, match="takes numbers, amounts, the recipe's inputs are left, right"):
+        read_keras(model, tmp_path, ("left", "right"))
+
+
 def test_an_export_that_writes_an_invalid_file_without_an_error_is_caught(tmp_path: Path) -> None:
     model = make_model("gelu")  # exact GELU becomes an op that ONNX does not have, and the exporter says nothing
     model.save(tmp_path / "net.keras")
-    engine = ferry.optimize(tmp_path / "net.keras", IMAGES, seconds=1)
+    engine = ferry.optimize(tmp_path / "net.keras", IMAGES, seconds=60)
     verdicts = {finding.route: finding.verdict for finding in engine.outcome.findings}
     assert verdicts["tf2onnx"].startswith("cannot be loaded")
     assert engine.candidate.backend == "openvino"

@@ -17,14 +17,16 @@ from tensorferry.serve.runtimes.table import load_runtime
 
 
 def read_keras(model: Any, scratch: Path, names: tuple[str, ...] = ()) -> Source:
-    """The source of a model in memory; `names` are for its inputs in the order of its call, where its own are not wanted."""
+    """The source of a model in memory; `names` are what its inputs are called elsewhere: several have to be the model's own."""
     if keras.backend.backend() != "tensorflow":
         raise BadModel(f"this Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=tensorflow, or give a torch module")
     runtime = KerasRuntime(model, model.name)
     assert runtime.signature is not None
-    if names and set(names) != {tensor.name for tensor in runtime.signature.inputs}:
-        inputs = tuple(replace(each, name=name) for each, name in zip(runtime.signature.inputs, names, strict=True))
-        runtime.signature = replace(runtime.signature, inputs=inputs)
+    own = [tensor.name for tensor in runtime.signature.inputs]
+    if names and set(names) != set(own):
+        if len(names) > 1 or len(own) > 1:
+            raise BadModel(f"the model takes {', '.join(own)}, the recipe's inputs are {', '.join(names)}; call them the same")
+        runtime.signature = replace(runtime.signature, inputs=(replace(runtime.signature.inputs[0], name=names[0]),))
 
     def copy() -> Any:
         other = keras.models.clone_model(model)

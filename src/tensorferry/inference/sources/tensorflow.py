@@ -51,7 +51,9 @@ def routes_of_saved_model(find: Any, signature: Signature) -> tuple[Route, ...]:
             results = loaded.signatures["serving_default"](**dict(zip(names, tensors, strict=True)))
             return [results[name] for name in outputs]
 
-        model, _ = tf2onnx.convert.from_function(tf.function(call, input_signature=specs), specs, opset=_OPSET)
+        function = tf.function(call, input_signature=specs)
+        model, _ = tf2onnx.convert.from_function(function, specs, opset=_OPSET)
+        _bind_constants(model, function.get_concrete_function(*specs))  # the very one that was converted
         onnx.save(rename_tensors(model, names, outputs), folder / "model.onnx")
         return folder / "model.onnx"
 
@@ -59,3 +61,13 @@ def routes_of_saved_model(find: Any, signature: Signature) -> tuple[Route, ...]:
         Route("OpenVINO from the SavedModel", "openvino", lambda folder: convert(find, signature, folder)),
         Route("tf2onnx", "onnxruntime", to_onnx),
     )
+
+
+def _bind_constants(model: Any, function: Any) -> None:
+    """Put the constants that a function brings along into the graph; tf2onnx takes all but variables for inputs."""
+    from onnx import numpy_helper
+
+    brought = {inner.name: outer for outer, inner in function.graph.captures if outer.dtype != tf.resource}
+    for end in [each for each in model.graph.input if each.name in brought]:
+        model.graph.initializer.append(numpy_helper.from_array(brought[end.name].numpy(), end.name))
+        model.graph.input.remove(end)

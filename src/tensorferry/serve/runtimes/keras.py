@@ -42,7 +42,7 @@ class KerasRuntime:
         if not model.built or not getattr(model, "inputs", None):
             raise BadModel(f"{name} does not tell its inputs; save it as a functional model")
         self.signature: Signature | None = Signature(
-            tuple(_read(tensor.name, tensor) for tensor in model.inputs),
+            tuple(_read(name, tensor) for name, tensor in zip(_name_inputs(model), model.inputs, strict=True)),
             tuple(_read(name, tensor) for name, tensor in zip(_name_outputs(model), model.outputs, strict=True)),
         )
         self.call = _compile(model)
@@ -95,11 +95,21 @@ def _compile(model: Any) -> Any:
     return call
 
 
+def _name_inputs(model: Any) -> list[str]:
+    return _list_keys(model.input) or [tensor.name for tensor in model.inputs]
+
+
 def _name_outputs(model: Any) -> list[str]:
-    if isinstance(model.output, dict):
-        return list(model.output)
+    if keys := _list_keys(model.output):
+        return keys
     names = list(model.output_names)
     return names if len(set(names)) == len(names) else [f"{name}_{index}" for index, name in enumerate(names)]
+
+
+def _list_keys(structure: Any) -> list[str]:
+    """The keys of a plain dict in the order in which Keras flattens it, which is not the order in which it was written."""
+    paths = [path for path, _ in keras.tree.flatten_with_path(structure)] if isinstance(structure, dict) else []
+    return [path[0] for path in paths] if all(len(path) == 1 for path in paths) else []
 
 
 def _read(name: str, tensor: Any) -> TensorSignature:
