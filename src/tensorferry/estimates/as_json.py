@@ -27,7 +27,7 @@ def estimate_json(estimate: "Estimate") -> dict[str, Any]:
 
 def _row(row: "Row", axis: str | None) -> dict[str, Any]:
     machine = asdict(row.machine) | {"usable_nbytes": row.machine.usable_nbytes}
-    found = {"machine": machine} | _outlook(row.outlook)
+    found = {"machine": machine} | _outlook(row.outlook) | {"timing": None if row.timing is None else asdict(row.timing)}
     if axis is not None:
         found["largest"] = {"axis": axis, "plain": _limit(row.largest_plain), "planned": _limit(row.largest)}
     return found

@@ -18,6 +18,7 @@ from tensorferry.estimates.inputs import Input, parse_input
 from tensorferry.estimates.limits import Ladder
 from tensorferry.estimates.places import find_place
 from tensorferry.estimates.subjects import Inputs, Subject, find_subject
+from tensorferry.estimates.timing import Timing, time_step
 from tensorferry.plan import Machine, Plan, Timeline, find_floor, make_plan, simulate, time_trace
 from tensorferry.plan.baseline import make_swap_all_plan
 from tensorferry.plan.machines import nearest
@@ -104,6 +105,7 @@ class Row:
 
     machine: Machine
     outlook: Outlook
+    timing: Timing | None = None  # where ops were timed on the machine; None: all seconds are the roofline's
     largest_plain: Limit | None = None  # where the largest was asked for
     largest: Limit | None = None
 
@@ -157,7 +159,8 @@ def estimate(
     model: a built-in name, "module:function", "file.py:function", or a factory. on: names of the table, "file.yaml", "this", or
     machines. inputs: "8x3x512x512", one for each input. largest: "batch" or "resolution", to find out how far it can go.
     policy: "ferry" plans; "swap-all" swaps everything as earlier systems did. changes: values of the machines' entries to change.
-    Nothing is executed and nothing allocated.
+    Nothing is executed and nothing allocated, but on "this": there the step's heaviest ops are timed one by one for up to ten
+    seconds, in a process of their own.
 
         print(ferry.estimate("resnet50", on="v100-16gb-nvlink2", batch=512))
     """
@@ -196,9 +199,10 @@ class Study:
     def look_at(self, machine: Machine) -> Row:
         """The row of one machine."""
         now = self.judge(self._start, machine)
+        row = Row(machine, now, self._timings.get(machine.name))
         if self.axis is None:
-            return Row(machine, now)
-        return Row(machine, now, self._find_largest_plain(machine), self._find_largest(machine))
+            return row
+        return replace(row, largest_plain=self._find_largest_plain(machine), largest=self._find_largest(machine))
 
     def judge(self, size: int, machine: Machine, policy: str | None = None) -> Outlook:
         """What becomes of a step of that batch or resolution on a machine; `policy` None is the study's own."""
@@ -207,7 +211,7 @@ class Study:
         if outlook.fits_plain and policy == "ferry":
             return outlook
         captured = self.ladder(_PLANNED_KERNELS[machine.kind]).at(size)
-        trace = pin_small(time_trace(captured, machine, self.precision), MIN_NBYTES)
+        trace = pin_small(self._time(captured, machine), MIN_NBYTES)
         outlook = replace(outlook, trace=trace)
         try:
             plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
@@ -218,8 +222,31 @@ class Study:
         return replace(outlook, plan=plan, timeline=simulate(trace, plan, machine))
 
     def _judge_plain(self, size: int, machine: Machine) -> Outlook:
-        trace = time_trace(self.ladder(machine.kind).at(size), machine, self.precision)
+        trace = self._time(self.ladder(machine.kind).at(size), machine)
         return Outlook(self.inputs_at(size), trace, trace.plain_peak_nbytes, machine.usable_nbytes)
+
+    def _time(self, trace: Trace, machine: Machine) -> Trace:
+        timing = self.timing_on(machine)
+        return time_trace(trace, machine, self.precision, timing.corrections if timing is not None else None)
+
+    def timing_on(self, machine: Machine) -> Timing | None:
+        """What the step's ops take on the machine at hand, timed once; None for others, and for a step of TensorFlow."""
+        if not machine.at_hand:
+            return None
+        if machine.name not in self._timings:
+            trace = self.ladder(machine.kind).at(self._start)
+            calls = self._calls
+            self._timings[machine.name] = time_step(trace, calls, machine, self.precision) if calls else None
+        return self._timings[machine.name]
+
+    @cached_property
+    def _timings(self) -> dict[str, Timing | None]:
+        return {}
+
+    @cached_property
+    def _calls(self) -> list[Any]:
+        """Of the step that was asked about, with a CPU's kernels."""
+        return []
 
     def ladder(self, kernels: str) -> Ladder:
         """The traces of all sizes for one kind of kernels."""
@@ -236,7 +263,8 @@ class Study:
         def capture(size: int) -> Trace:
             inputs = self.inputs_at(size)
             asked = Step(inputs, self.loss, self.optimizer, self.precision, kernels)
-            return capture_step(lambda: self.subject.make_model(inputs), asked)
+            noted = self._calls if kernels == "cpu" and size == self._start else None
+            return capture_step(lambda: self.subject.make_model(inputs), asked, noted)
 
         return Ladder(capture, lambda size: float(size) ** num_edges, self._start, step)
 

@@ -27,8 +27,11 @@ class Step:
     kernels: str  # whose kernels run it: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
-def capture_step(make_model: Callable[[], Any], step: Step) -> Trace:
-    """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real."""
+def capture_step(make_model: Callable[[], Any], step: Step, calls: list[Any] | None = None) -> Trace:
+    """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real.
+
+    A list given as `calls` gets the call of every op, as torch can make it again; it stays empty for a step of TensorFlow.
+    """
     inputs = tuple((given.shape, given.dtype) for given in step.inputs)
     precision = "fp32" if step.precision == "tf32" else step.precision
     if find_spec("torch") is None:
@@ -38,7 +41,7 @@ def capture_step(make_model: Callable[[], Any], step: Step) -> Trace:
     dry = DryModel(make_model)
     if framework_of(dry.model) == "keras":
         return _capture_keras(dry.model, make_model, inputs, step, precision)
-    return dry.capture(DryStep(inputs, step.loss, step.optimizer, precision, step.kernels))
+    return dry.capture(DryStep(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
 
 
 def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: Step, precision: str) -> Trace:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorferry.errors import BadModel
-from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts
+from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts, timing_text
 from tensorferry.plan import Machine, Plan, simulate
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.report import Report
@@ -47,10 +47,14 @@ def html_page(estimate: "Estimate") -> str:
     panels = [panel for row in estimate.rows if (panel := _make_panel(row)) is not None]
     figure = f'<p class="lead">{_LEAD}</p>{draw_panels(panels, "one machine above the other")}'
     sections.append(make_section("when", "Timelines", figure))
-    notes = "".join(f"<li>{escape(row.machine.name)}: {escape(row.machine.source)}</li>" for row in estimate.rows)
+    notes = "".join(f"<li>{escape(row.machine.name)}: {escape(_source(row))}</li>" for row in estimate.rows)
     sections.append(make_section("notes", "Where the machines' figures come from", f'<ul class="notes">{notes}</ul>'))
     head = Head("TensorFerry estimate", _verdict(estimate), headline(estimate), state)
     return make_page(head, "".join(sections))
+
+
+def _source(row: "Row") -> str:
+    return "; ".join(filter(None, (row.machine.source, timing_text(row))))
 
 
 def _verdict(estimate: "Estimate") -> str:

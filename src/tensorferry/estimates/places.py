@@ -28,9 +28,10 @@ def find_place(text: str | Machine, changes: dict[str, str] | None = None) -> Ma
 
 
 def _look_around() -> Machine:
-    machine = replace(this_machine(), reserved_nbytes=PROCESS_NBYTES)
+    machine = replace(this_machine(), reserved_nbytes=PROCESS_NBYTES, at_hand=True)
     if find_spec("torch") is None:
         return machine
-    from tensorferry.engines.torch.rates import measure_flops
+    from tensorferry.engines.torch.rates import measure_flops, measure_launch
 
-    return replace(machine, flops_per_second=machine.flops_per_second | {"bf16": measure_flops("bf16")})
+    rates = machine.flops_per_second | {"bf16": measure_flops("bf16")}
+    return replace(machine, flops_per_second=rates, launch_seconds=measure_launch())

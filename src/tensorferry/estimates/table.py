@@ -27,9 +27,10 @@ NONE = "–"
 def headline(estimate: "Estimate") -> str:
     """What was estimated, in one line."""
     inputs = " and ".join(map(str, estimate.inputs))
+    run = "nothing was run" if all(row.timing is None for row in estimate.rows) else "nothing was run but single ops"
     return (
         f"{estimate.model} on {inputs}, {estimate.precision}, {estimate.optimizer}, loss {estimate.loss}, "
-        f"policy {estimate.policy}: predicted, nothing was run"
+        f"policy {estimate.policy}: predicted, {run}"
     )
 
 
@@ -68,6 +69,18 @@ def limit_texts(row: "Row") -> tuple[str, ...]:
     return (row.machine.name, _limit(plain), _limit(planned) + ratio, cost, _rate(plain), _rate(planned))
 
 
+def timing_text(row: "Row") -> str:
+    """What a machine's seconds rest on, where ops were timed on it."""
+    timing = row.timing
+    if timing is None:
+        return ""
+    large = f"; too large to be timed in the memory that is free: some {', '.join(timing.too_large)}" if timing.too_large else ""
+    return (
+        f"seconds on {row.machine.name}: {timing.num_calls} of the step's ops were timed there; "
+        f"{100 * timing.share:.0f} % of the step rest on them, the rest on the roofline{large}."
+    )
+
+
 def signed_percent(share: float) -> str:
     """A share of one as "+4 %"."""
     return f"{100 * max(0.0, share):+.0f} %"
@@ -90,6 +103,8 @@ def text_parts(estimate: "Estimate") -> Iterator[RenderableType]:
         for row in estimate.rows:
             limits.add_row(*limit_texts(row))
         yield limits
+    for text in filter(None, map(timing_text, estimate.rows)):
+        yield Text(text)
     yield Text("memory: what a step can have, without driver, libraries and rounding. overhead: against endless memory.")
 
 

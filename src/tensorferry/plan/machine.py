@@ -32,6 +32,7 @@ class Machine:
     kind: str = "cpu"  # "cpu" or "gpu": whose kernels run on it
     reserved_nbytes: int = 0  # of the memory, what driver, libraries and allocator take before a step holds anything
     launch_seconds: float = 0.0  # an op's fixed cost
+    at_hand: bool = False  # it is the machine that this runs on, so ops can be timed on it
 
     @property
     def usable_nbytes(self) -> int:

@@ -13,6 +13,7 @@ that `ferry machines measure` finds (a matrix product, a copy) and was fitted to
 Limits: one share for all shapes of a kind, so small or odd shapes are predicted too fast; no caches; ops run one at a time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tensorferry.errors import BadMachine
@@ -49,10 +50,11 @@ EFFICIENCY = {
 }
 
 
-def time_trace(trace: Trace, machine: Machine, precision: str = "fp32") -> Trace:
+def time_trace(trace: Trace, machine: Machine, precision: str = "fp32", corrections: Mapping[str, float] | None = None) -> Trace:
     """The same step with every op's seconds as the machine would take them.
 
     `precision` "tf32" computes in tf32 what the trace has in fp32; any other leaves every op in its own.
+    `corrections` are factors by kind of op (`kind_of`), from ops that were timed on the machine.
 
     >>> from tensorferry.trace import make_chain_trace
     >>> card = Machine("card", 2**34, (), {"fp32": 15e12}, memory_nbytes_per_second=900e9, launch_seconds=5e-6)
@@ -61,7 +63,17 @@ def time_trace(trace: Trace, machine: Machine, precision: str = "fp32") -> Trace
     """
     if not machine.memory_nbytes_per_second:
         raise BadMachine(f"machine {machine.name!r} does not say how fast its memory is, so no op can be timed on it")
-    return replace(trace, ops=tuple(replace(op, seconds=op_seconds(op, machine, precision)) for op in trace.ops))
+    factors = corrections or {}
+
+    def seconds(op: Op) -> float:
+        return op_seconds(op, machine, precision) * factors.get(kind_of(op), 1.0)
+
+    return replace(trace, ops=tuple(replace(op, seconds=seconds(op)) for op in trace.ops))
+
+
+def kind_of(op: Op) -> str:
+    """Which ops are timed alike: those of one kernel in one precision."""
+    return f"{op.kernel} {op.precision}"
 
 
 def op_seconds(op: Op, machine: Machine, precision: str = "fp32") -> float:

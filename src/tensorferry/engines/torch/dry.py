@@ -24,8 +24,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from tensorferry.engines.torch.calls import Call
 from tensorferry.engines.torch.capture import add_states, run_recorded
-from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
+from tensorferry.engines.torch.fake import FakeDevice, FakeStep, QuickFakeMode, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import BadModel, FerryError, NotTraceable
@@ -68,7 +69,7 @@ class DryModel:
     """What a factory returned, with nothing behind its parameters if it is a module."""
 
     def __init__(self, make_model: Callable[[], Any]) -> None:
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = QuickFakeMode(allow_non_fake_inputs=True)
         with unchanged_randomness():
             try:
                 with self._mode:
@@ -89,15 +90,16 @@ class DryModel:
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fakes.setdefault(id(tensor), self._mode.from_tensor(tensor))
 
-    def capture(self, step: DryStep) -> Trace:
+    def capture(self, step: DryStep, calls: list[Call | None] | None = None) -> Trace:
         """The trace of one training step; every storage that backward or the optimizer waits for is movable, however small.
 
+        A list given as `calls` gets the call of every op of the trace, None for one that cannot be put down.
         Raises `BadModel` where the model rejects the inputs and `NotTraceable` where fake tensors cannot follow.
         """
         if not isinstance(self.model, torch.nn.Module):
             raise BadModel(f"expected the factory to return a torch.nn.Module, received {type(self.model).__name__}")
         with unchanged_randomness(), self._mode:
-            return _record(self.model, step, self._mode)
+            return _record(self.model, step, self._mode, calls)
 
 
 def _make_real_model(make_model: Callable[[], Any]) -> Any:
@@ -107,7 +109,7 @@ def _make_real_model(make_model: Callable[[], Any]) -> Any:
         raise BadModel(f"the factory failed{_where(error)}: {_first_line(error)}") from error
 
 
-def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trace:
+def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: list[Call | None] | None) -> Trace:
     device = FakeDevice(mode, torch.device("cpu"))
     store = SavedTensors(device, min_nbytes=1, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
     names = LayerNames(model)
@@ -116,7 +118,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode) -> Trac
     optimizer = OPTIMIZERS[step.optimizer](model.parameters(), foreach=on_gpu)
     _make_state(optimizer)
     inputs = [torch.zeros(shape, dtype=DTYPES[dtype]) for shape, dtype in step.inputs]
-    recorded = FakeStep(store, Recorder(model, device, names), kernels=step.kernels)
+    recorded = FakeStep(store, Recorder(model, device, names), kernels=step.kernels, calls=calls)
 
     def train() -> None:
         with ExitStack() as stack:

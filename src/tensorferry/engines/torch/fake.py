@@ -13,11 +13,25 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tensorferry.engines.torch.calls import Call, note_call
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Trace
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class QuickFakeMode(FakeTensorMode):
+    """Fake tensors without the guard against compilation that costs 50 µs an op; nothing is compiled in here."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs or {})
 
 
 class FakeDevice(Device):
@@ -73,12 +87,18 @@ class _NothingIn(Instant, CopyIn):
 class FakeStep:
     """Records ops that do not run and so take no time."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder, *, kernels: str = "cpu-lean") -> None:
+    def __init__(
+        self, store: SavedTensors, recorder: Recorder, *, kernels: str = "cpu-lean", calls: list[Call | None] | None = None
+    ) -> None:
         self.store = store
         self.recorder = recorder
         self._kernels = kernels
+        self._calls = calls
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is _DEVICE:  # asked several times for every op, and the answer is at hand
+            return args[0].fake_device
+        call = note_call(func, args, kwargs) if self._calls is not None else None  # before it resizes anything in place
         out = func(*args, **kwargs)
         if func.namespace == "prim":  # questions about a fake tensor, which a real one answers without an op
             return out
@@ -86,6 +106,8 @@ class FakeStep:
             lean = self._kernels == "cpu-lean"
             workspace_nbytes = 0 if self._kernels == "gpu" else estimate_workspace(func, args, lean=lean)
             self.recorder.record(func, args, kwargs, out, timing=lambda *_: 0.0, workspace=lambda _: workspace_nbytes)
+        if self._calls is not None:
+            self._calls.append(call)
         return out
 
     def trace(self) -> Trace:

@@ -1,4 +1,4 @@
-"""What this machine computes in a precision, as torch calls it."""
+"""What this machine computes in a precision, as torch calls it, and what a call costs."""
 
 import time
 
@@ -10,6 +10,7 @@ _CPU_SHAPE = (128, 1024)
 _ACCELERATOR_SHAPE = (4096, 4096)
 _MAX_TIMES = 9
 _ENOUGH_SECONDS = 0.5
+_NUM_LAUNCHES = 200
 
 
 def measure_flops(precision: str, device: torch.device | None = None) -> float:
@@ -27,6 +28,18 @@ def measure_flops(precision: str, device: torch.device | None = None) -> float:
         _wait_for(device)
         seconds.append(time.perf_counter() - start)
     return 2 * rows * width**2 / min(seconds)  # others may use this machine too
+
+
+def measure_launch() -> float:
+    """The seconds that an op takes on the CPU however little it computes."""
+    one = torch.ones(1)
+    seconds = []
+    for _ in range(_MAX_TIMES):
+        start = time.perf_counter()
+        for _ in range(_NUM_LAUNCHES):
+            torch.add(one, one)
+        seconds.append((time.perf_counter() - start) / _NUM_LAUNCHES)
+    return min(seconds)
 
 
 def _wait_for(device: torch.device) -> None:
