@@ -33,7 +33,7 @@ def time_step(trace: Trace, calls: Sequence[Any], machine: Machine, precision: s
     first: dict[Any, int] = {}
     too_large: dict[str, None] = {}
     for i, (op, call) in enumerate(zip(trace.ops, calls, strict=True)):
-        if call is None or not op.outputs:
+        if call is None or not op.outputs or not op.touched_nbytes:
             continue
         if op.touched_nbytes + max(0, op.workspace_nbytes) > usable_nbytes:
             too_large[kind_of(op)] = None

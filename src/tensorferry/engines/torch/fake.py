@@ -21,17 +21,34 @@ from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Trace
 
 _DEVICE = torch.ops.prim.device.default
+_FILLS = {
+    torch.ops.aten.fill_.Scalar,
+    torch.ops.aten.zero_.default,
+    torch.ops.aten.normal_.default,
+    torch.ops.aten.uniform_.default,
+}
 
 
 class QuickFakeMode(FakeTensorMode):
-    """Fake tensors without the guard against compilation that costs 50 µs an op; nothing is compiled in here."""
+    """Fake tensors at less cost: no guard against compilation around every op; ops that only write values are not followed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _only_writes(func, args):
+            return args[0] if func._schema.returns else None
         return self.dispatch(func, types, args, kwargs or {})
+
+
+def _only_writes(func: Any, args: Any) -> bool:
+    """Whether an op leaves its first argument as it is but for values that nobody knows."""
+    name = func.name().split(".")[0]
+    if func not in _FILLS and not (name.startswith("aten::_foreach_") and name.endswith("_")):
+        return False
+    written = args[0] if isinstance(args[0], list | tuple) else args[:1]
+    return all(isinstance(tensor, FakeTensor) and tensor.constant is None for tensor in written)
 
 
 class FakeDevice(Device):

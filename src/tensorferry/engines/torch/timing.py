@@ -25,8 +25,8 @@ from tensorferry.plan.timed import Sample, choose_next
 MOST_SECONDS = 9.0  # of timing, without the start of the process
 _CHILD = "from tensorferry.engines.torch.timing import main; main()"
 _START_SECONDS = 60.0  # a process that has not begun by then never will
-_MOST_TIMES = 5  # for each call, with the first, which does not count
-_ENOUGH_SECONDS = 0.05  # a call that takes this long need not be repeated, and its first time counts
+_LEAST_TIMES, _MOST_TIMES = 2, 5  # for each call, with the first, which does not count: it compiles kernels and finds memory
+_ENOUGH_SECONDS = 0.1
 _LARGEST_KEPT_NBYTES = 2**25 - 2**16  # glibc keeps blocks up to 32 MiB, once it has seen one of that size freed
 
 
@@ -43,6 +43,8 @@ class Job:
 def time_calls(calls: Sequence[Call], samples: Sequence[Sample], most_seconds: float = MOST_SECONDS) -> list[Sample]:
     """The samples of the calls, with the seconds of those that were worth timing and could be timed in `most_seconds`."""
     timed = list(samples)
+    if not timed:
+        return timed
     job = Job(tuple(calls), tuple(samples), torch.get_num_threads(), most_seconds)
     for line in _run_child(pickle.dumps(job), _START_SECONDS + 3 * most_seconds).splitlines():
         index, seconds = json.loads(line)
@@ -100,8 +102,8 @@ def time_job(job: Job) -> Iterator[tuple[int, float]]:
 
 def _time_call(func: Any, args: list[Any], kwargs: dict[str, Any]) -> float:
     seconds: list[float] = []
-    while len(seconds) < _MOST_TIMES and sum(seconds) < _ENOUGH_SECONDS:
+    while len(seconds) < _LEAST_TIMES or (len(seconds) < _MOST_TIMES and sum(seconds) < _ENOUGH_SECONDS):
         start = time.perf_counter()
         func(*args, **kwargs)  # what it returns is freed at once, and that takes its time as well
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:] or seconds)
+    return statistics.median(seconds[1:])
