@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_what_the_seconds_rest_on_is_told(found: Estimate) -> None:
 
 
 def test_an_op_that_does_not_fit_into_free_memory_is_not_timed_and_named() -> None:
-    calls: list = []
+    calls: list[Any] = []
     trace = DryModel(lambda: find_subject(NETS).make_model(())).capture(
         DryStep((((16, 3, 64, 64), "fp32"),), loss="cross_entropy", kernels="cpu"), calls
     )

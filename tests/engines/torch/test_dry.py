@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tensorferry import BadModel, NotTraceable, capture
@@ -181,3 +182,14 @@ def test_a_dry_capture_leaves_random_numbers_as_they_were() -> None:
     before = torch.get_rng_state()
     _capture()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kernels", ["gpu", "cpu"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_not_followed_changes_nothing(optimizer: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 14 * 14, 4))
+
+    quick = _capture(make_model, optimizer=optimizer, kernels=kernels)
+    monkeypatch.setattr("tensorferry.engines.torch.dry.QuickFakeMode", FakeTensorMode)
+    assert _capture(make_model, optimizer=optimizer, kernels=kernels) == quick
