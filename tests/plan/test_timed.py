@@ -6,7 +6,7 @@ import pytest
 
 from tensorferry import Machine
 from tensorferry.plan.roofline import kind_of, op_seconds, time_trace
-from tensorferry.plan.timed import Sample, choose_next, find_corrections, share_timed
+from tensorferry.plan.timed import Sample, choose_next, find_corrections
 from tensorferry.trace import Op, Phase, Trace
 
 CPU = Machine("cpu", 2**34, (), {"fp32": 1e11}, 1e10)
@@ -20,8 +20,6 @@ def test_a_factor_weighs_calls_by_their_seconds_in_a_step() -> None:
 def test_kinds_that_were_not_timed_have_no_factor() -> None:
     samples = [Sample("conv", 1, 1.0, seconds=3.0), Sample("conv", 1, 1.0), Sample("add", 1, 1.0)]
     assert find_corrections(samples) == {"conv": 3.0}
-    assert share_timed(samples) == pytest.approx(6 / 7)
-    assert share_timed([]) == 0.0
 
 
 def test_one_call_of_every_kind_comes_first_then_what_is_expected_to_weigh_most() -> None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.plan import Machine
+from tensorferry.plan import Machine, time_trace
 from tensorferry.plan.roofline import kind_of, op_seconds
-from tensorferry.plan.timed import Sample, find_corrections, share_timed
+from tensorferry.plan.timed import Sample, find_corrections
 from tensorferry.tiers import free_memory_nbytes
 from tensorferry.trace import Trace
 
@@ -44,5 +44,12 @@ def time_step(trace: Trace, calls: Sequence[Any], machine: Machine, precision: s
         Sample(kind_of(trace.ops[i]), num_times[call], op_seconds(trace.ops[i], machine, precision)) for call, i in first.items()
     ]
     timed = time_calls(list(first), samples)
-    num_timed = sum(sample.seconds is not None for sample in timed)
-    return Timing(find_corrections(timed), num_timed, share_timed(timed), tuple(too_large))
+    corrections = find_corrections(timed)
+    corrected = time_trace(trace, machine, precision, corrections)
+    known_seconds = sum(op.seconds for op in corrected.ops if kind_of(op) in corrections)
+    return Timing(
+        corrections,
+        num_calls=sum(sample.seconds is not None for sample in timed),
+        share=known_seconds / corrected.seconds if corrected.seconds else 0.0,
+        too_large=tuple(too_large),
+    )

@@ -57,14 +57,6 @@ def choose_next(samples: Sequence[Sample], seconds_left: float) -> int | None:
     return max(ranked)[2] if ranked else None
 
 
-def share_timed(samples: Sequence[Sample]) -> float:
-    """The share of the step's seconds in calls of kinds that were timed."""
-    corrections = find_corrections(samples)
-    seconds = [sample.num_times * _expect(sample, corrections) for sample in samples]
-    known = sum(took for took, sample in zip(seconds, samples, strict=True) if sample.kind in corrections)
-    return known / sum(seconds) if sum(seconds) else 0.0
-
-
 def _expect(sample: Sample, corrections: Mapping[str, float]) -> float:
     """The seconds of one call, by the best that is known."""
     if sample.seconds is not None:
