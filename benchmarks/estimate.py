@@ -4,11 +4,11 @@
     python benchmarks/estimate.py --models unet96 --json f  one of them, and a file of it
     python benchmarks/estimate.py --quick                   toys, to try the benchmark itself
 
-The machine is measured first, then every model is trained plain in a process of its own. "Held" is the peak of resident memory
-while freed blocks go back to the system at once: what a step holds. "Resident" is the peak as glibc leaves it, which keeps freed
-blocks for reuse; that part is not predicted. Step seconds are the median wall seconds of an ordinary process. Ends with code 1
-where a peak held is off by more than 5 %, a step by more than 20 %, or the estimate of ResNet-152 takes 10 s or more, torch's
-import included. Wall times need a quiet machine.
+The machine is measured first. Then every model's ops are timed, as for `--on this`, and it is trained plain in a process of its
+own. "Held" is the peak of resident memory while freed blocks go back to the system at once: what a step holds. "Resident" is
+the peak as glibc leaves it, which keeps freed blocks for reuse; that part is not predicted. Step seconds are the median wall
+seconds of an ordinary process. Ends with code 1 where a peak held is off by more than 5 %, a step by more than 20 %, or the
+estimate of ResNet-152 takes 10 s or more, torch's import included. Wall times need a quiet machine.
 """
 
 import argparse

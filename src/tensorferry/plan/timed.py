@@ -39,10 +39,10 @@ def find_corrections(samples: Sequence[Sample]) -> dict[str, float]:
     return {kind: took[kind] / expected[kind] for kind in took}
 
 
-def choose_next(samples: Sequence[Sample], seconds_left: float) -> int | None:
+def choose_next(samples: Sequence[Sample], most_seconds: float) -> int | None:
     """The call to time next: first one of every kind, then whatever is expected to make up most of the step.
 
-    None where nothing is left that is worth it and expected to be done in `seconds_left`.
+    None where nothing is left that is worth it and expected to be done in `most_seconds`.
     """
     corrections = find_corrections(samples)
     step_seconds = sum(_expect(sample, corrections) * sample.num_times for sample in samples)
@@ -50,7 +50,7 @@ def choose_next(samples: Sequence[Sample], seconds_left: float) -> int | None:
         (sample.kind not in corrections, share, i)
         for i, sample in enumerate(samples)
         if sample.seconds is None
-        and _expect(sample, corrections) <= seconds_left
+        and _expect(sample, corrections) <= most_seconds
         and (share := sample.num_times * _expect(sample, corrections) / step_seconds)
         > (_SMALL_SHARE if sample.kind in corrections else _TINY_SHARE)
     ]

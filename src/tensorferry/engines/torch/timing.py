@@ -27,6 +27,7 @@ _CHILD = "from tensorferry.engines.torch.timing import main; main()"
 _START_SECONDS = 60.0  # a process that has not begun by then never will
 _LEAST_TIMES, _MOST_TIMES = 2, 5  # for each call, with the first, which does not count: it compiles kernels and finds memory
 _ENOUGH_SECONDS = 0.1
+_LARGEST_SHARE = 1 / 6  # of the time, for one call once: where kernels are slow, there must be time for several of them
 _LARGEST_KEPT_NBYTES = 2**25 - 2**16  # glibc keeps blocks up to 32 MiB, once it has seen one of that size freed
 
 
@@ -89,7 +90,11 @@ def time_job(job: Job) -> Iterator[tuple[int, float]]:
     torch.empty(_LARGEST_KEPT_NBYTES, dtype=torch.uint8)  # freed at once: from here on memory is handed out as in a later step
     real = RealCalls()
     deadline = time.perf_counter() + job.most_seconds
-    while (index := choose_next(samples, deadline - time.perf_counter())) is not None:
+
+    def seconds_for_one() -> float:
+        return min((deadline - time.perf_counter()) / _LEAST_TIMES, _LARGEST_SHARE * job.most_seconds)
+
+    while (index := choose_next(samples, seconds_for_one())) is not None:
         try:
             seconds = _time_call(*real.prepare(job.calls[index]))
         except (AttributeError, RuntimeError, IndexError, TypeError, ValueError):
