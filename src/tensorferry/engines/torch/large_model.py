@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.torch.course import Course
-from tensorferry.engines.torch.forecast import forecast
+from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
@@ -201,9 +201,11 @@ class LargeModel:
             self._states.meet(optimizer)
         states = self._states.find()
         try:
-            expected = forecast(module, args, kwargs, optimizers, self._min_nbytes)
+            expected: Forecast | None = forecast(module, args, kwargs, optimizers, self._min_nbytes)
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
+            expected = None
+        if expected is None:
             self._refuse_what_stands()
             return
         # state that is not in the forecast can wait elsewhere all that time
