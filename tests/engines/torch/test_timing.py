@@ -1,6 +1,8 @@
 """Calls that are put down without running them, and made again with real tensors to be timed."""
 
 import os
+import pickle
+import pickletools
 import random
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch.nn import functional
 
 from tensorferry.engines.torch.calls import Call, Like, RealCalls, note_call
 from tensorferry.engines.torch.dry import DryModel, DryStep
-from tensorferry.engines.torch.timing import Job, time_calls, time_job
+from tensorferry.engines.torch.timing import Job, _pack, time_calls, time_job
 from tensorferry.plan.timed import Sample
 
 ADD = Call("aten::add", "Tensor", (Like((8, 8), (8, 1), torch.float32), Like((8,), (1,), torch.float32)), ())
@@ -72,13 +74,23 @@ def test_rows_are_looked_up_all_over_the_table() -> None:
 
 def test_timing_is_done_elsewhere_and_leaves_nothing_behind() -> None:
     calls = [call for call in dict.fromkeys(_note_step()) if call is not None]
-    samples = [Sample(call.name, 1, 1e-5) for call in calls]
+    # each of a kind of its own and expected to take long, so that none is left out, however slow this machine is now
+    samples = [Sample(f"{i}", 1, 0.1) for i in range(len(calls))]
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
     timed = time_calls(calls, samples)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), torch.get_num_threads()) == before[1:]
     assert all(sample.seconds is not None and 0 < sample.seconds < 60 for sample in timed)
-    assert [(sample.kind, sample.num_times) for sample in timed] == [(call.name, 1) for call in calls]
+    assert [(sample.kind, sample.num_times) for sample in timed] == [(sample.kind, 1) for sample in samples]
+
+
+def test_the_job_names_no_module_but_ours_and_torch() -> None:
+    calls = tuple(call for call in _note_step() if call is not None)
+    packed = _pack(Job(calls, tuple(Sample(call.name, 1, 1.0) for call in calls), num_threads=1))
+    names = [argument for code, argument, _ in pickletools.genops(packed) if "UNICODE" in code.name]
+    # this file imports torch too, so pickle by itself may take it for the home of torch.float32
+    assert not [name for name in names if "test_timing" in name or "torch." in name.removeprefix("tensorferry.engines.torch.")]
+    assert pickle.loads(packed).calls == calls
 
 
 def test_a_call_that_fails_is_left_out() -> None:

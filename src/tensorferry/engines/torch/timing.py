@@ -5,6 +5,7 @@ alone, and what it had timed by then counts. Outputs are freed after every call,
 glibc maps blocks above 32 MiB anew each time, and uses smaller ones again.
 """
 
+import io
 import json
 import os
 import pickle
@@ -47,10 +48,29 @@ def time_calls(calls: Sequence[Call], samples: Sequence[Sample], most_seconds: f
     if not timed:
         return timed
     job = Job(tuple(calls), tuple(samples), torch.get_num_threads(), most_seconds)
-    for line in _run_child(pickle.dumps(job), _START_SECONDS + 3 * most_seconds).splitlines():
+    for line in _run_child(_pack(job), _START_SECONDS + 3 * most_seconds).splitlines():
         index, seconds = json.loads(line)
         timed[index] = replace(timed[index], seconds=seconds)
     return timed
+
+
+class _Pickler(pickle.Pickler):
+    """Left to itself, pickle finds torch.float32 in whichever module imported torch first, and the child would import that."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return _torch_constant, (str(value).removeprefix("torch."),)
+        return NotImplemented
+
+
+def _torch_constant(name: str) -> Any:
+    return getattr(torch, name)
+
+
+def _pack(job: Job) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(job)
+    return buffer.getvalue()
 
 
 def _run_child(job: bytes, most_seconds: float) -> bytes:
