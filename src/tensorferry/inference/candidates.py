@@ -99,9 +99,9 @@ def count_cores() -> int:
 @functools.cache
 def has_bf16() -> bool:
     """Whether the CPU computes in bf16 by itself; elsewhere it would be slower than fp32."""
-    import openvino as ov
+    from tensorferry.serve.runtimes.openvino import open_core
 
-    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in open_core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @functools.cache

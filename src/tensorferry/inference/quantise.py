@@ -46,8 +46,10 @@ def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
 def _quantise_openvino(path: Path, samples: Arrays, folder: Path) -> Path:
     import openvino as ov
 
+    from tensorferry.serve.runtimes.openvino import open_core
+
     nncf = _import_nncf()
-    model = ov.Core().read_model(path)
+    model = open_core().read_model(path)
     rows = list(_single_rows(samples))
     kinds = {node.get_type_name() for node in model.get_ops()}
     is_transformer = bool(kinds & {"Softmax", "ScaledDotProductAttention"}) and not any("Convolution" in kind for kind in kinds)
@@ -67,8 +69,10 @@ def _quantise_openvino(path: Path, samples: Arrays, folder: Path) -> Path:
 def _quantise_weights(path: Path, samples: Arrays, folder: Path) -> Path:  # noqa: ARG001
     import openvino as ov
 
+    from tensorferry.serve.runtimes.openvino import open_core
+
     nncf = _import_nncf()
-    compressed = nncf.compress_weights(ov.Core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
+    compressed = nncf.compress_weights(open_core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
     ov.save_model(compressed, folder / "model.xml", compress_to_fp16=False)
     return folder / "model.xml"
 

@@ -61,9 +61,9 @@ def save_onnx(path: Path, target: Path) -> Path:
 
 def convert(find: Callable[[], Path], signature: Signature, folder: Path) -> Path:
     """Write what OpenVINO makes of a model's file as fp32, with the signature's names."""
-    import openvino as ov
+    from tensorferry.serve.runtimes.openvino import open_core
 
-    return save_openvino(ov.Core().read_model(find()), signature, folder)
+    return save_openvino(open_core().read_model(find()), signature, folder)
 
 
 def save_openvino(model: Any, signature: Signature, folder: Path) -> Path:

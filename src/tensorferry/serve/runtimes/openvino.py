@@ -43,7 +43,7 @@ class OpenvinoRuntime:
         settings |= {key: value for key, value in options.parameters.items() if key not in _OWN}
         device = "CPU" if options.device == "cpu" else f"GPU.{options.device_id}"
         try:
-            self.compiled = _open_core().compile_model(str(options.path), device, settings)
+            self.compiled = open_core().compile_model(str(options.path), device, settings)
         except RuntimeError as error:
             raise BadModel(f"OpenVINO cannot load {options.path.name}: {_first_line(error)}") from None
         self.signature = Signature(_read(self.compiled.inputs), _read(self.compiled.outputs))
@@ -81,7 +81,7 @@ class OpenvinoRunner:
 
 
 @functools.cache
-def _open_core() -> ov.Core:
+def open_core() -> ov.Core:
     """One for all models, open as long as the process.
 
     A core gives the thread that first uses it a stack for signals. When it goes in another thread, or before a younger core,
