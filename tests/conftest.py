@@ -1,6 +1,7 @@
 """What every test has: a cache folder of its own, the same kernels on every CPU, and property tests without a deadline."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
 # several processes share the cores: a thread of OpenMP that waits for work sleeps, instead of keeping the others from theirs
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# a shell has what it starts in the background ignore Ctrl-C, and so would the processes that tests start and interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # a loaded machine is no reason to fail; what is too slow ends at pytest's own time-out
 settings.register_profile("ferry", deadline=None, print_blob=True)
