@@ -102,9 +102,11 @@ def test_the_picture_shows_scan_truth_and_what_was_found_side_by_side() -> None:
     data = recipe.load_data(None)
     picture = recipe.illustrate(lambda inputs: np.eye(3, dtype=np.float32)[np.full((1, 16, 16, 16), 2)], data)
     pixels = np.asarray(Image.open(io.BytesIO(picture)))
-    edge = pixels.shape[0]
-    assert pixels.shape == (edge, 3 * edge, 3)
-    scan, truth, found = (pixels[:, begin : begin + edge] for begin in (0, edge, 2 * edge))
+    height, width, _ = pixels.shape
+    edge = width // 3
+    assert 0 < height - edge < edge / 4  # a line of words above the panels
+    assert np.unique(pixels[: height - edge]).size > 1
+    scan, truth, found = (pixels[height - edge :, begin : begin + edge] for begin in (0, edge, 2 * edge))
     assert np.unique(scan).size > 4
     assert len(np.unique(truth.reshape(-1, 3), axis=0)) == 3
     assert len(np.unique(found.reshape(-1, 3), axis=0)) == 1

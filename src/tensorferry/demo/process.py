@@ -18,9 +18,11 @@ def run_training(request: Request) -> Iterator[dict[str, Any]]:
     """What a training tells, until it ends; a process that dies without a word under a cap ran out of memory."""
     command = [sys.executable, "-m", "tensorferry.demo.training", request.to_json()]
     environment = os.environ | EXACT_MALLOC | {"KERAS_BACKEND": BACKEND}
+    pipe = subprocess.PIPE
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as child,
+        # its input stays open for as long as we live: by that it knows
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=environment) as child,
     ):
         try:
             assert child.stdout is not None

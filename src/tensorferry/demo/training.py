@@ -5,8 +5,10 @@ It is what `ferry train unet3d-brain --json` does, under a cap: one JSON object 
 """
 
 import json
+import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ _SEED = 7
 def main(argv: list[str]) -> None:
     """Train as asked and tell."""
     request = Request.from_json(argv[0])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _warm_up(request.edge)
     if request.cap_nbytes is not None:
         cap_memory(request.cap_nbytes)
@@ -38,6 +41,12 @@ def main(argv: list[str]) -> None:
             _tell("error", str(error))
         else:
             raise
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for a training whose parent is gone, however that ended."""
+    os.read(sys.stdin.fileno(), 1)  # returns when the other end is closed; a buffered read would hold a lock at the end
+    os._exit(1)
 
 
 def _train_request(request: Request) -> TrainRequest:
