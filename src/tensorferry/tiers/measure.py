@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tensorferry.child import child_path
 from tensorferry.errors import BadTier, TierFull
 from tensorferry.plan.machine import Machine, TierSpeed
 from tensorferry.tiers.files import FileTier
@@ -135,12 +136,10 @@ def _median_seconds(work: Callable[[], object]) -> float:
 
 
 def _measure_in_child(folder: Path) -> Machine:
-    package_folder = str(Path(__file__).parents[2])
-    path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         child = subprocess.run(
             [sys.executable, "-c", _CHILD],
-            env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder)},
+            env=os.environ | {"PYTHONPATH": child_path(), "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

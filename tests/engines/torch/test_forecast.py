@@ -1,10 +1,5 @@
 """A budget that the whole step cannot run in, optimizer included, is refused before the first step, and nothing has changed."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +7,7 @@ import pytest
 import torch
 from adversary import Adversary, adversary_opener
 from cases import Residual, Tied, classify, images, tokens
+from programs import run_program
 from torch import nn
 from torch.nn import functional
 
@@ -294,26 +290,14 @@ PROGRAM = """
 """
 
 
-def _run(budget_nbytes: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.slow
 def test_the_first_steps_stay_within_a_budget_a_little_above_the_smallest() -> None:
     weights_nbytes = 5 * 1537 * 1536 * 4
-    refused = _run(3 * weights_nbytes)
+    refused = run_program(PROGRAM, 3 * weights_nbytes)
     assert refused["refused"]
     assert refused["num_states"] == 0
     assert refused["smallest"] > 4 * weights_nbytes
     budget_nbytes = refused["smallest"] * 11 // 10
-    trained = _run(budget_nbytes)
+    trained = run_program(PROGRAM, budget_nbytes)
     assert not trained["refused"]
     assert trained["peak"] <= budget_nbytes

@@ -1,12 +1,7 @@
 """Budgets that hold, measured from outside the engine in fresh processes."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
+from programs import run_program
 
 PROGRAM = """
     import json, sys
@@ -43,24 +38,13 @@ PROGRAM = """
 """
 
 
-def _train(budget_nbytes: int) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
 def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight() -> None:
-    roomy = _train(2**31)
+    roomy = run_program(PROGRAM, 2**31)
     assert roomy["swapped"] == 0
     floor, plain = int(str(roomy["floor"])), int(str(roomy["planned"]))
     for budget in (int(0.75 * plain), int(1.1 * floor)):
-        tight = _train(budget)
+        tight = run_program(PROGRAM, budget)
         assert tight["losses"] == roomy["losses"]
         assert int(str(tight["swapped"])) > 0
         assert int(str(tight["peak"])) <= budget

@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from tensorferry.child import child_path
 from tensorferry.engines.torch.calls import Call, RealCalls
 from tensorferry.plan.timed import Sample, choose_next
 
@@ -75,13 +75,11 @@ def _pack(job: Job) -> bytes:
 
 def _run_child(job: bytes, most_seconds: float) -> bytes:
     """The lines that the child wrote, all or as many as it came to."""
-    package_folder = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
     try:
         child = subprocess.run(
             [sys.executable, "-c", _CHILD],
             input=job,
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": child_path()},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=most_seconds,
