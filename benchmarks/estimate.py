@@ -5,14 +5,16 @@
     python benchmarks/estimate.py --quick                   toys, to try the benchmark itself
 
 The machine is measured first. Then every model's ops are timed, as for `--on this`, and it is trained plain in a process of its
-own. "Held" is the peak of resident memory while freed blocks go back to the system at once: what a step holds. "Resident" is
-the peak as glibc leaves it, which keeps freed blocks for reuse; that part is not predicted. Step seconds are the median wall
-seconds of an ordinary process. Ends with code 1 where a peak held is off by more than 5 %, a step by more than 20 %, or the
-estimate of ResNet-152 takes 10 s or more, torch's import included. Wall times need a quiet machine.
+own: three times in turns, since a machine's speed moves. Predicted and measured seconds are medians of these, and the measured
+ones of an ordinary process's wall seconds. "Held" is the peak of resident memory while freed blocks go back to the system at
+once: what a step holds. "Resident" is the peak as glibc leaves it, which keeps freed blocks for reuse; that part is not
+predicted. Ends with code 1 where a peak held is off by more than 5 %, a step by more than 20 %, or the estimate of ResNet-152
+takes 10 s or more, torch's import included. Wall times need a quiet machine.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -35,6 +37,7 @@ from trainings import Case, Request, parse_model
 
 MODELS = "unet96,resnet50,gpt"
 PEAK_SHARE, STEP_SHARE, ESTIMATE_SECONDS = 0.05, 0.20, 10.0
+NUM_TURNS = 3
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare(case: Case, machine: Machine) -> Row:
     """One model, predicted from its shapes and measured by training it."""
-    outlook = predict(case, machine)
-    held, ordinary = _train(Request(case, "plain", num_steps=2), exact_malloc=True), _train(Request(case, "plain"))
-    predicted_nbytes = outlook.plain_peak_nbytes + machine.reserved_nbytes
+    held = _train(Request(case, "plain", num_steps=2), exact_malloc=True)
+    turns = [(predict(case, machine), _train(Request(case, "plain"))) for _ in range(NUM_TURNS)]
+    outlooks, ordinary = zip(*turns, strict=True)
     return Row(
         model=case.label,
-        predicted_nbytes=predicted_nbytes,
+        predicted_nbytes=outlooks[0].plain_peak_nbytes + machine.reserved_nbytes,
         held_nbytes=held.peak_nbytes,
-        resident_nbytes=ordinary.peak_nbytes,
-        predicted_seconds=outlook.trace.seconds,
-        measured_seconds=ordinary.wall_seconds,
+        resident_nbytes=max(run.peak_nbytes for run in ordinary),
+        predicted_seconds=statistics.median(outlook.trace.seconds for outlook in outlooks),
+        measured_seconds=statistics.median(run.wall_seconds for run in ordinary),
     )
 
 
