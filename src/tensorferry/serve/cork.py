@@ -16,6 +16,12 @@ class Cork:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self.waiting: list[Callable[[], None]] = []
+        self.is_flushing = False
+
+    @property
+    def is_turn_over(self) -> bool:
+        """Whether this is called from what waited for the end of a turn, so that the loop itself has nothing half done."""
+        return self.is_flushing and threading.get_ident() == self.thread_id
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the turns of `loop`, which runs in this thread."""
@@ -34,5 +40,9 @@ class Cork:
 
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, []
-        for wake in waiting:
-            wake()
+        self.is_flushing = True
+        try:
+            for wake in waiting:
+                wake()
+        finally:
+            self.is_flushing = False

@@ -5,6 +5,7 @@ on the event loop. The rest is metadata.
 """
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from typing import Any
 
 from tensorferry import __version__
 from tensorferry.serve.classify import classify
+from tensorferry.serve.cork import Cork
 from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.logs import LOGGER
 from tensorferry.serve.model import Model, Outputs, Ticket, Urgency
 from tensorferry.serve.repository import Repository, VersionState
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
@@ -37,21 +40,32 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
+_LOG = logging.getLogger(LOGGER)
 _MAX_TRIES = 3  # a model may be swapped between looking it up and queueing
 
 
 class Mailbox:
-    """Calls from any thread, carried to the event loop of the thread that makes it; many that come at once wake it once."""
+    """Calls from any thread, carried to the event loop of the thread that makes it; many that come at once wake it once.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    What the loop's own thread has found at the end of a turn is told at once; what comes of telling it waits its turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork) -> None:
         self.loop = loop
+        self.cork = cork
         self.waiting: deque[tuple[Callable[[Any], None], Any]] = deque()
         self.lock = threading.Lock()
         self.thread_id = threading.get_ident()
         self.is_called = False
+        self.is_telling = False
 
     def post(self, call: Callable[[Any], None], value: Any) -> None:
         """Have `call(value)` made on the loop."""
+        if self.cork.is_turn_over and not self.is_telling:
+            self.is_telling = True
+            _tell(call, value)
+            self.is_telling = False
+            return
         with self.lock:
             self.waiting.append((call, value))
             if self.is_called:
@@ -67,7 +81,14 @@ class Mailbox:
             calls, self.waiting = self.waiting, deque()
             self.is_called = False
         for call, value in calls:
-            call(value)
+            _tell(call, value)
+
+
+def _tell(call: Callable[[Any], None], value: Any) -> None:
+    try:
+        call(value)
+    except Exception:  # whoever comes next must hear theirs all the same
+        _LOG.exception("an answer could not be told")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,8 @@ class DataPlane:
         repository: Repository,
         settings: Settings,
         loop: asyncio.AbstractEventLoop,
+        cork: Cork,
+        *,
         allows_control: bool,
         max_under_way: int = 0,
     ) -> None:
@@ -95,7 +118,7 @@ class DataPlane:
         self.allows_control = allows_control
         self.max_under_way = max_under_way
         self.regions = Regions()
-        self.mailbox = Mailbox(loop)
+        self.mailbox = Mailbox(loop, cork)
         self.num_under_way = 0
         self.is_draining = False
         self.metadata = ServerMetadata()

@@ -161,7 +161,7 @@ class EnsembleTicket:
         if isinstance(outcome, RequestFault):
             self.model.stats.record_failure(nanoseconds, reason_of(outcome))
         else:
-            self.model.stats.record_success([nanoseconds])
+            self.model.stats.record_success(nanoseconds)
         self.model.forget(self)
         self.done(outcome)
 

@@ -92,7 +92,7 @@ class RequestTicket:
             return
         if self.key is not None and model.cache is not None:
             model.cache.put(self.key, outputs)
-        model.stats.record_success([time.perf_counter_ns() - self.started])
+        model.stats.record_success(time.perf_counter_ns() - self.started)
         self.done(outputs)
 
     def fail(self, fault: RequestFault) -> None:
@@ -164,7 +164,7 @@ class RuntimeModel:
         self.stats.record_cache(outputs is not None, nanoseconds)
         if outputs is None:
             return False
-        self.stats.record_success([nanoseconds])
+        self.stats.record_success(nanoseconds)
         ticket.done(outputs)
         return True
 

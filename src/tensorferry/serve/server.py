@@ -69,6 +69,7 @@ class Server:
             self.repository,
             self.settings,
             asyncio.get_running_loop(),
+            workshop.cork,
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
         )

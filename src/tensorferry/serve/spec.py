@@ -55,20 +55,14 @@ class ModelSpec:
     outputs: tuple[TensorSpec, ...]
     by_name: dict[str, TensorSpec] = field(init=False)
     output_names: tuple[str, ...] = field(init=False)
+    is_batched: bool = field(init=False)  # whether the first dimension counts rows
+    is_padded: bool = field(init=False)  # whether requests of different sizes may share a batch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_names", tuple(spec.name for spec in self.outputs))
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether the first dimension counts rows."""
-        return self.max_batch_size > 0
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether requests of different sizes may share a batch."""
-        return any(spec.pad_value is not None for spec in self.inputs)
+        object.__setattr__(self, "is_batched", self.max_batch_size > 0)
+        object.__setattr__(self, "is_padded", any(spec.pad_value is not None for spec in self.inputs))
 
     @property
     def has_fixed_sizes(self) -> bool:
@@ -78,30 +72,28 @@ class ModelSpec:
     def check_inputs(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], int]:
         """The inputs as the runtime takes them, and how many rows they are."""
         checked: dict[str, Array] = {}
-        rows = 1
         for name, array in arrays.items():
             spec = self.by_name.get(name)
             if spec is None:
                 known = ", ".join(repr(known.name) for known in self.inputs)
                 raise InvalidRequest(f"model '{self.name}' has no input {name!r}; it has {known}")
             checked[name] = spec.check(array, self.is_batched)
-            if self.is_batched:
-                rows = array.shape[0]
         if len(checked) != len(self.inputs):
             missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in checked]
             if missing:
                 raise InvalidRequest(f"model '{self.name}' also needs the input {', '.join(map(repr, missing))}")
             if not checked:
                 raise InvalidRequest(f"model '{self.name}' needs at least one of its inputs")
-        if self.is_batched:
-            self._check_rows(arrays, rows)
-        return checked, rows
+        return checked, self._count_rows(arrays) if self.is_batched else 1
 
-    def _check_rows(self, arrays: dict[str, Array], rows: int) -> None:
-        if any(array.shape[0] != rows for array in arrays.values()):
+    def _count_rows(self, arrays: dict[str, Array]) -> int:
+        sizes = {array.shape[0] for array in arrays.values()}
+        rows = sizes.pop()
+        if sizes:
             raise InvalidRequest(f"the inputs of model '{self.name}' differ in their batch size")
         if not 1 <= rows <= self.max_batch_size:
             raise InvalidRequest(f"model '{self.name}' takes batches of 1 to {self.max_batch_size}, received {rows}")
+        return rows
 
 
 def make_spec(config: Any, folder: Path) -> ModelSpec:

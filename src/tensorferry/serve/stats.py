@@ -94,13 +94,12 @@ class Stats:
                 whole.add(nanoseconds * num_requests, num_requests)
                 one.add(nanoseconds)
 
-    def record_success(self, nanoseconds: list[int]) -> None:
-        """Requests that were answered, with what each took in all."""
+    def record_success(self, nanoseconds: int) -> None:
+        """A request that was answered, with what it took in all."""
         with self.lock:
             self.last_inference_milliseconds = time.time_ns() // 1_000_000
-            for each in nanoseconds:
-                self.success.add(each)
-                self.latency.add(each / 1e9)
+            self.success.add(nanoseconds)
+            self.latency.add(nanoseconds / 1e9)
 
     def record_failure(self, nanoseconds: int, reason: str) -> None:
         """A request that got an error."""

@@ -1,6 +1,7 @@
 """An inference as REST carries it: JSON, with tensors inside it or as bytes behind it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -11,7 +12,9 @@ from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_json, encode_bytes, encode_json
 
 _MAX_INT64 = 2**63 - 1
+_MAX_KNOWN_NBYTES = 1024  # longer JSON is not remembered
 _NOTHING: dict[str, Any] = {}
+_NO_BYTES = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,44 @@ _ALL_BINARY = OutputForms(True, {})
 _ALL_JSON = OutputForms(False, {})
 
 
-def read_json(data: bytes | memoryview) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """One input, and where its elements are: behind the JSON, in shared memory or in the JSON itself."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    begin: int = 0
+    end: int | None = None
+    place: RegionSlice | None = None
+    data: Any = None
+
+    def read(self, rest: memoryview, regions: Regions) -> Array:
+        """Its array; `rest` is what follows the JSON."""
+        if self.end is not None:
+            if self.end > len(rest):
+                needed, left = self.end - self.begin, max(0, len(rest) - self.begin)
+                raise InvalidRequest(f"input '{self.name}' needs {needed} bytes behind the JSON, {left} are left")
+            return decode_bytes(self.datatype, self.shape, rest[self.begin : self.end], self.name)
+        if self.place is not None:
+            return decode_bytes(self.datatype, self.shape, regions.read(self.place), self.name)
+        return decode_json(self.datatype, self.shape, self.data, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the JSON of a request says."""
+
+    inputs: tuple[InputLayout, ...]
+    nbytes: int  # that follow it
+    wanted: tuple[WantedOutput, ...]
+    forms: OutputForms
+    id: str
+    priority: int
+    timeout_microseconds: int
+
+
+def read_json(data: bytes) -> dict[str, Any]:
     """The JSON object in a body; an empty body is an empty object."""
     if not data:
         return {}
@@ -45,46 +85,20 @@ def read_json(data: bytes | memoryview) -> dict[str, Any]:
 
 def read_request(name: str, version: str, body: bytes, header_length: str, regions: Regions) -> tuple[InferRequest, OutputForms]:
     """The request of a body whose JSON is `header_length` bytes long (all of it, where that is empty)."""
-    rest = memoryview(b"")
-    head: bytes | memoryview = body
+    head, rest = body, _NO_BYTES
     if header_length:
         if not header_length.isascii() or not header_length.isdecimal() or int(header_length) > len(body):
             raise InvalidRequest(
                 f"the Inference-Header-Content-Length {header_length!r} does not fit a body of {len(body)} bytes"
             )
-        view = memoryview(body)
-        head, rest = view[: int(header_length)], view[int(header_length) :]
-    found = read_json(head)
-    listed = found.get("inputs")
-    if not isinstance(listed, list) or not listed:
-        raise InvalidRequest("the request JSON needs a list 'inputs' with at least one tensor")
-    inputs: dict[str, Array] = {}
-    at = 0
-    for tensor in listed:
-        tensor_name, array, at = _read_input(tensor, rest, at, regions)
-        if tensor_name in inputs:
-            raise InvalidRequest(f"input '{tensor_name}' came twice")
-        inputs[tensor_name] = array
-    if at != len(rest):
-        raise InvalidRequest(f"{len(rest) - at} bytes are left after the last binary input")
-    parameters = _read_parameters(found, "the request")
-    is_binary = parameters.get("binary_data_output", False) is True
-    if found.get("outputs"):
-        wanted, forms = _read_outputs(found["outputs"], is_binary)
-    else:
-        wanted, forms = (), _ALL_BINARY if is_binary else _ALL_JSON
-    request_id = found.get("id", "")
-    if not isinstance(request_id, str):
-        raise InvalidRequest("the request 'id' must be text")
+        head, rest = body[: int(header_length)], memoryview(body)[int(header_length) :]
+    layout = _read_known_layout(head) if len(head) <= _MAX_KNOWN_NBYTES else _read_layout(head)
+    inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
+    if layout.nbytes != len(rest):
+        raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
     return InferRequest(
-        model_name=name,
-        model_version=version,
-        inputs=inputs,
-        wanted=wanted,
-        id=request_id,
-        priority=_read_count(parameters, "priority"),
-        timeout_microseconds=_read_count(parameters, "timeout"),
-    ), forms
+        name, version, inputs, layout.wanted, layout.id, layout.priority, layout.timeout_microseconds
+    ), layout.forms
 
 
 def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | None, list[bytes]]:
@@ -99,28 +113,58 @@ def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | N
     return (len(text) if tail else None), [text, *tail]
 
 
-def _read_input(tensor: Any, rest: memoryview, at: int, regions: Regions) -> tuple[str, Array, int]:
+def _read_layout(head: bytes) -> Layout:
+    found = read_json(head)
+    listed = found.get("inputs")
+    if not isinstance(listed, list) or not listed:
+        raise InvalidRequest("the request JSON needs a list 'inputs' with at least one tensor")
+    inputs: dict[str, InputLayout] = {}
+    nbytes = 0
+    for tensor in listed:
+        layout = _read_input(tensor, nbytes)
+        if layout.name in inputs:
+            raise InvalidRequest(f"input '{layout.name}' came twice")
+        inputs[layout.name] = layout
+        nbytes = nbytes if layout.end is None else layout.end
+    parameters = _read_parameters(found, "the request")
+    is_binary = parameters.get("binary_data_output", False) is True
+    if found.get("outputs"):
+        wanted, forms = _read_outputs(found["outputs"], is_binary)
+    else:
+        wanted, forms = (), _ALL_BINARY if is_binary else _ALL_JSON
+    request_id = found.get("id", "")
+    if not isinstance(request_id, str):
+        raise InvalidRequest("the request 'id' must be text")
+    return Layout(
+        inputs=tuple(inputs.values()),
+        nbytes=nbytes,
+        wanted=wanted,
+        forms=forms,
+        id=request_id,
+        priority=_read_count(parameters, "priority"),
+        timeout_microseconds=_read_count(parameters, "timeout"),
+    )
+
+
+# where tensors follow as bytes, a client sends the same JSON with each of its requests
+_read_known_layout = lru_cache(maxsize=256)(_read_layout)
+
+
+def _read_input(tensor: Any, begin: int) -> InputLayout:
     if not isinstance(tensor, dict) or not isinstance(tensor.get("name"), str):
         raise InvalidRequest("every input needs a 'name'")
     name = tensor["name"]
     datatype = check_datatype(tensor.get("datatype"), name)
     shape = check_shape(tensor.get("shape"), name)
-    parameters = tensor.get("parameters") or _NOTHING
-    if not isinstance(parameters, dict):
-        raise InvalidRequest(f"the parameters of input '{name}' must be an object")
+    parameters = _read_parameters(tensor, f"input '{name}'")
     if "binary_data_size" in parameters:
         if "data" in tensor:
             raise InvalidRequest(f"input '{name}' has data both in the JSON and behind it")
-        end = at + _read_count(parameters, "binary_data_size")
-        if end > len(rest):
-            raise InvalidRequest(f"input '{name}' needs {end - at} bytes behind the JSON, {len(rest) - at} are left")
-        return name, decode_bytes(datatype, shape, rest[at:end], name), end
+        return InputLayout(name, datatype, shape, begin, begin + _read_count(parameters, "binary_data_size"))
     place = read_place(parameters)
-    if place is not None:
-        return name, decode_bytes(datatype, shape, regions.read(place), name), at
-    if "data" not in tensor:
+    if place is None and "data" not in tensor:
         raise InvalidRequest(f"input '{name}' has no data")
-    return name, decode_json(datatype, shape, tensor["data"], name), at
+    return InputLayout(name, datatype, shape, place=place, data=tensor.get("data"))
 
 
 def _read_outputs(listed: Any, by_default: bool) -> tuple[tuple[WantedOutput, ...], OutputForms]:

@@ -2,6 +2,9 @@
 
 One request of a connection is under way at a time; what a client sends ahead waits, and reading pauses. Whatever is wrong with
 what arrives is answered with a 4xx and ends the connection.
+
+Clients send the same head with each of their requests. One that is byte for byte the last one says what that one said, and is
+not read again.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ _MAX_NUM_HEADERS = 128
 _MAX_AHEAD = 64  # requests that a client may send before it has its answers
 _LINGER_SECONDS = 2.0  # how long a refused client may go on sending before it is cut off
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
+_HEAD_END = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -47,6 +51,25 @@ class HttpRequest:
     def header(self, name: bytes) -> str:
         """A header's text, empty where it was not sent."""
         return self.headers.get(name, b"").decode("latin-1")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """The bytes up to a request's body, and what they say."""
+
+    data: bytes
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    body_nbytes: int
+
+    def starts(self, data: bytes) -> bool:
+        """Whether `data` is one whole request with this head."""
+        return len(data) == len(self.data) + self.body_nbytes and data.startswith(self.data)
+
+    def with_body_of(self, data: bytes) -> HttpRequest:
+        """The request that `data` is."""
+        return HttpRequest(self.method, self.path, self.headers, data[len(self.data) :])
 
 
 class App(Protocol):
@@ -99,6 +122,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.waiting: deque[HttpRequest] = deque()
         self.exchange: Exchange | None = None
+        self.known: KnownHead | None = None
+        self.arriving = b""  # what is being read, where it began with a request
         self.is_refused = False
         self.is_closing = False
         self.is_paused = False
@@ -119,8 +144,15 @@ class Connection(asyncio.Protocol):
         """Bytes have come."""
         if self.is_refused or self.is_closing:
             return
-        if not self.is_reading:
+        known = self.known
+        if self.is_reading:
+            self.arriving = b""
+        elif known is not None and self.exchange is None and known.starts(data):
+            self._take(known.with_body_of(data))
+            return
+        else:
             self.is_reading = True
+            self.arriving = data
             self.changed_at = time.monotonic()
         try:
             self.parser.feed_data(data)
@@ -133,6 +165,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             if not self.is_refused:  # a limit that was passed has been answered already
                 self._refuse(400, f"cannot read the request: {error}")
+        self.arriving = b""
         if self.waiting and self.exchange is not None:
             self.transport.pause_reading()
 
@@ -155,6 +188,10 @@ class Connection(asyncio.Protocol):
         self.changed_at = time.monotonic()
 
     # ---- llhttp ------------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request, maybe in the middle of what was received."""
+        self.is_reading = True
 
     def on_url(self, url: bytes) -> None:
         """A part of the address."""
@@ -197,7 +234,24 @@ class Connection(asyncio.Protocol):
         request.path = self.url.decode("latin-1")
         request.body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
         request.keeps_alive = self.parser.should_keep_alive()
+        self._remember(request)
         self._begin()
+        self._take(request)
+
+    def _remember(self, request: HttpRequest) -> None:
+        """Know this head again, if the request came alone and in one piece, and is told by its head and length."""
+        headers = request.headers
+        head = self.arriving[: len(self.arriving) - len(request.body)]
+        if (
+            head.find(_HEAD_END) == len(head) - len(_HEAD_END)
+            and request.keeps_alive
+            and b"transfer-encoding" not in headers
+            and b"upgrade" not in headers
+            and b"expect" not in headers
+        ):
+            self.known = KnownHead(head, request.method, request.path, headers, len(request.body))
+
+    def _take(self, request: HttpRequest) -> None:
         self.waiting.append(request)
         if len(self.waiting) > _MAX_AHEAD:
             self._refuse(400, f"more than {_MAX_AHEAD} requests were sent ahead")
