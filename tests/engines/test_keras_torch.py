@@ -18,6 +18,7 @@ TORCH = """
             keras.Input((16, 16, 3)),
             keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
             keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
             keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
             keras.layers.GlobalAveragePooling2D(),
             keras.layers.Dense(5, activation="softmax"),
@@ -34,21 +35,54 @@ TORCH = """
     assert large == plain
     assert big.report().num_steps >= 5
     assert torch.ones(3, requires_grad=True).square().sum().backward() is None
+    assert "could not be traced" not in str(big.report())
     print("equal", "Fits" in str(big.report()))
 """
 
 REFUSED = """
-    import keras
-    import numpy as np
+    import hashlib
+    import keras, numpy as np, torch
     import tensorferry as ferry
 
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x = np.ones((2048, 64), "float32")
-    try:
-        model.fit(x, x[:, :1], batch_size=1024, epochs=2, verbose=0, callbacks=[ferry.LargeModel(budget=4096, min_nbytes=1)])
-    except ferry.BudgetTooSmall as error:
-        print(str(error).startswith("one step needs at least"), "\\n" in str(error), error.smallest_nbytes > 4096)
+    class Remembers(keras.layers.Layer):
+        num_calls = 0
+
+        def call(self, x):
+            self.num_calls += 1
+            self.last = keras.random.normal((4,))
+            return x
+
+    remembers = Remembers()
+    dense = [keras.layers.Dense(2048, activation="relu"), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((2048,)), *dense, remembers, keras.layers.Dense(1)])
+    x = np.ones((8, 2048), "float32")
+
+    def look():
+        tensors = [*(v.value.detach() for v in (*model.variables, *model.optimizer.variables)), torch.get_rng_state()]
+        digests = [hashlib.sha256(tensor.numpy()).hexdigest() for tensor in tensors]  # clones would take of the budget
+        return digests, remembers.num_calls, id(remembers.last)
+
+    class Before(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.seen = look()
+
+    def fit(optimizer, budget):
+        model.compile(optimizer, "mse")
+        before = Before()
+        try:
+            model.fit(x, x[:, :1], batch_size=8, verbose=0, shuffle=False, callbacks=[before, ferry.LargeModel(budget=budget)])
+        except ferry.BudgetTooSmall as error:
+            assert str(error).startswith("one step needs at least"), error
+            assert "\\n" not in str(error)
+            assert error.smallest_nbytes > budget
+            assert before.seen == look()
+            return "refused"
+        return "trained"
+
+    fit("sgd", "1GiB")
+    mib = 2**20
+    # the weights are 16 MiB, so are the gradients; Adam has 32 MiB of state and takes up to 48 more while it runs
+    print(fit("adam", 84 * mib), fit("sgd", 84 * mib), fit("adam", 160 * mib), fit("sgd", 4096))
 """
 
 
@@ -71,5 +105,7 @@ def test_on_the_torch_back_end_the_callback_drives_the_torch_engine(told: list[s
     assert told[0] == "equal True"
 
 
-def test_on_the_torch_back_end_a_budget_too_small_is_said_in_our_words_and_not_in_keras(told: list[str]) -> None:
-    assert told[1] == "True False True"
+def test_on_the_torch_back_end_a_budget_too_small_is_refused_before_the_first_step_in_our_words_and_not_in_keras(
+    told: list[str],
+) -> None:
+    assert told[1] == "refused trained trained refused"

@@ -1,5 +1,6 @@
 """Requests are the same ones however the network cuts them, whether their head is read or known from the request before."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -91,7 +92,7 @@ def cut_messages(draw: st.DrawFn) -> tuple[list[tuple[str, bytes]], list[bytes]]
     # the network often cuts between requests, and sometimes anywhere
     cuts = draw(st.sets(st.sampled_from(borders) | st.integers(0, len(stream)), max_size=10)) | {0, len(stream)}
     places = sorted(cuts)
-    return asked, [stream[begin:end] for begin, end in zip(places, places[1:], strict=False)]
+    return asked, [stream[begin:end] for begin, end in itertools.pairwise(places)]
 
 
 def _borders(asked: list[tuple[str, bytes]]) -> Iterator[int]:

@@ -7,9 +7,10 @@ two for the same parameter, gradients that a hook takes in the middle of backwar
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from tensorferry.engines.torch.capture import add_states, run_recorded
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.engines.torch.twin import Twin, copy_optimizer, make_twin, run_step, takes_gradients_early
+from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step, takes_gradients_early
 from tensorferry.errors import NotTraceable
 from tensorferry.trace import Trace
 
@@ -49,8 +50,6 @@ def forecast(
     min_nbytes: int,
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
-    if any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
-        raise NotTraceable("Keras copies a model by saving it, which takes memory of its own")
     try:
         with unchanged_randomness(), _uncached_casts():
             if _can_follow(optimizers):
@@ -58,7 +57,7 @@ def forecast(
                     return Forecast(_follow(model, args, kwargs, optimizers, min_nbytes), optimizers)
                 except _NoUpdate:
                     pass
-            return Forecast(_follow(model, args, kwargs, (), min_nbytes), ())
+            return Forecast(_follow(model, args, kwargs, None, min_nbytes), ())
     except Exception as error:  # whatever a user's forward can raise
         raise NotTraceable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
@@ -77,22 +76,25 @@ def _follow(
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    optimizers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer] | None,
     min_nbytes: int,
 ) -> Trace:
+    """`optimizers`: None for no update at all."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = FakeDevice(mode, next((p.device for p in model.parameters()), torch.device("cpu")))
-    twin = make_twin(model, mode)
-    fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-    copies = _copy_optimizers(optimizers, twin, mode)
-    store = SavedTensors(device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
-    names = LayerNames(twin.model)
-    with mode, names.watching():
-        step = FakeStep(store, Recorder(twin.model, device, names))
-        run_recorded(lambda: _train(twin, fake_args, fake_kwargs, copies, device.type), step, store, twin.model)
-        for optimizer in copies:
-            add_states(step.recorder, optimizer, min_nbytes)
-    return step.trace()
+    with open_twin(model, mode) as twin:
+        fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        copies = _copy_optimizers(optimizers or (), twin, mode)
+        steps: list[Callable[[], None]] = [partial(run_step, optimizer) for optimizer in copies]
+        updates = [] if optimizers is None else [*twin.updates, *steps]
+        store = SavedTensors(device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
+        names = LayerNames(twin.layers)
+        with mode, names.watching():
+            step = FakeStep(store, Recorder(twin.held, device, names))
+            run_recorded(lambda: _train(twin, fake_args, fake_kwargs, updates, device.type), step, store, twin.held)
+            for optimizer in copies:
+                add_states(step.recorder, optimizer, min_nbytes)
+        return step.trace()
 
 
 def _copy_optimizers(
@@ -104,20 +106,18 @@ def _copy_optimizers(
         raise _NoUpdate from error
 
 
-def _train(
-    twin: Twin, args: tuple[Any, ...], kwargs: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer], device: str
-) -> None:
-    output = twin.model(*args, **kwargs)
+def _train(twin: Twin, args: tuple[Any, ...], kwargs: dict[str, Any], updates: Sequence[Callable[[], None]], device: str) -> None:
+    output = twin.call(*args, **kwargs)
     with torch.autocast(device, enabled=False):  # it is for forward passes
         losses = [t.sum() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         del output
         sum(losses[1:], losses[0]).backward()
-        for optimizer in optimizers:
+        for update in updates:
             try:
-                run_step(optimizer)
+                update()
             except Exception as error:  # whatever an optimizer of the user's can raise
                 raise _NoUpdate from error
-    for parameter in twin.model.parameters():
+    for parameter in twin.held.parameters():
         parameter.grad = None
 
 

@@ -1,12 +1,14 @@
 """A model's fake twin: computes with fake tensors under the same code, while the real model stays as it is.
 
-The model is copied with fake parameters in place of its own; what its forward writes into the model, it writes into the copy.
+A torch model is copied with fake parameters in place of its own; what its forward writes into the model, it writes into the copy.
+Keras copies a model by saving it, which takes memory of its own, so a Keras model is called itself, in a scope of Keras that
+gives its variables other values (`keras_twin.py`).
 """
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,27 +21,44 @@ _OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimiz
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A model with fake parameters, and the fake of every real tensor by the real one's id."""
+    """What a forecast needs of a model."""
 
-    model: torch.nn.Module
-    fakes: dict[int, Any]
+    call: Callable[..., Any]  # the model's forward
+    layers: torch.nn.Module  # the modules it runs, for their names
+    held: torch.nn.Module  # has the fake parameters and buffers
+    fakes: dict[int, Any]  # the fake of every real tensor, by the real one's id
+    updates: list[Callable[[], None]] = field(default_factory=list)  # the optimizers that the model has of its own
 
 
-def make_twin(model: torch.nn.Module, mode: FakeTensorMode) -> Twin:
+def is_keras(model: torch.nn.Module) -> bool:
+    """Whether it is a model of Keras on its torch back end."""
+    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
+
+
+def open_twin(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[Twin]:
     """The model's twin, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
-    fakes: dict[int, Any] = {}
-    with _without_hooks(model), FakeCopyMode(mode):
-        twin = copy.deepcopy(model, fakes)
-    for parameter in model.parameters():
-        if id(parameter) in fakes:
-            _copy_gradient(parameter, fakes[id(parameter)], mode)
-    return Twin(twin, fakes)
+    if is_keras(model):
+        from tensorferry.engines.torch.keras_twin import keras_twin  # Keras is loaded then
+
+        return keras_twin(model, mode)
+    return _copied(model, mode)
 
 
 @contextmanager
-def _without_hooks(model: torch.nn.Module) -> Iterator[None]:
+def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Twin]:
+    fakes: dict[int, Any] = {}
+    with without_hooks(model.modules()), FakeCopyMode(mode):
+        twin = copy.deepcopy(model, fakes)
+    for parameter in model.parameters():
+        if id(parameter) in fakes:
+            copy_gradient(parameter, fakes[id(parameter)], mode)
+    yield Twin(twin, twin, twin, fakes)
+
+
+@contextmanager
+def without_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """While inside, the modules have no hooks: a user's run once a step, and not once more for a forecast."""
-    tables = [hooks for module in model.modules() for name in _HOOKS if (hooks := getattr(module, name))]
+    tables = [hooks for module in modules for name in _HOOKS if (hooks := getattr(module, name))]
     with ExitStack() as stack:
         for hooks in tables:
             stack.callback(hooks.update, hooks.copy())
@@ -47,7 +66,7 @@ def _without_hooks(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-def _copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorMode) -> None:
+def copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorMode) -> None:
     """Give a fake parameter the gradient that the real one has, and what becomes of its gradients in backward."""
     fake.grad = None if parameter.grad is None else mode.from_tensor(parameter.grad)
     if takes_gradients_early(parameter):
