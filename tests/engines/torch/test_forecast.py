@@ -110,6 +110,16 @@ def test_the_same_budget_trains_with_an_optimizer_that_has_no_state() -> None:
     assert not all(map(torch.equal, before, _bits(model)))
 
 
+def test_state_that_is_made_at_once_counts_at_once() -> None:
+    model = _Wide()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    to_come = _forecast(model, [optimizer]).trace
+    states = [s for s in to_come.storages if s.label.startswith("optimizer exp_avg") and s.movable]
+    first_update = next(i for i, op in enumerate(to_come.ops) if op.name.startswith("lerp_"))
+    assert len(states) == 2 * sum(p.requires_grad for p in model.parameters())
+    assert all(state.wanted_at is not None and state.wanted_at < first_update for state in states)
+
+
 def test_the_smallest_budget_that_is_named_trains() -> None:
     model = _Wide()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -147,7 +157,8 @@ def test_state_counts_whether_it_is_still_to_come_or_is_there(name: str) -> None
     there = _forecast(model, find_optimizers(model))
     state_nbytes = sum(value.nbytes for values in optimizer.state.values() for value in values.values() if value is not None)
     assert num_states * _trained_nbytes(model) <= state_nbytes < num_states * _trained_nbytes(model) + 1024
-    assert abs(_above_nbytes(to_come) - (_above_nbytes(there) + state_nbytes)) < 1024
+    # a step that finds its state fetches it one by one; some optimizers make all of it before they use any
+    assert -1024 < _above_nbytes(to_come) - (_above_nbytes(there) + state_nbytes) <= state_nbytes
     movable = {there.trace.storages[s].kind for s in there.trace.movable}
     assert (Kind.OPTIMIZER in movable) == (num_states > 0)
 
@@ -291,13 +302,12 @@ PROGRAM = """
 
 
 @pytest.mark.slow
-def test_the_first_steps_stay_within_a_budget_a_little_above_the_smallest() -> None:
+def test_the_first_steps_stay_within_the_smallest_budget() -> None:
     weights_nbytes = 5 * 1537 * 1536 * 4
     refused = run_program(PROGRAM, 3 * weights_nbytes)
     assert refused["refused"]
     assert refused["num_states"] == 0
     assert refused["smallest"] > 4 * weights_nbytes
-    budget_nbytes = refused["smallest"] * 11 // 10
-    trained = run_program(PROGRAM, budget_nbytes)
+    trained = run_program(PROGRAM, refused["smallest"])
     assert not trained["refused"]
-    assert trained["peak"] <= budget_nbytes
+    assert trained["peak"] <= refused["smallest"]

@@ -127,9 +127,9 @@ class FakeStep:
             self._calls.append(call)
         return out
 
-    def trace(self) -> Trace:
-        """The step as a trace."""
-        return self.recorder.trace(measured=False, device=self.store.device.type)
+    def trace(self, *, first: bool = False) -> Trace:
+        """The step as a trace; `first` as for `Recorder.trace`."""
+        return self.recorder.trace(measured=False, device=self.store.device.type, first=first)
 
     def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         self.recorder.saved(saved, tensor)

@@ -32,7 +32,7 @@ class _NoUpdate(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A step as it will be once the optimizer has made its state."""
+    """The first step of a model and its optimizers on some inputs."""
 
     trace: Trace  # its overhead is what the step finds there of its storages, counted negative
     optimizers: Sequence[torch.optim.Optimizer]  # those in it
@@ -94,7 +94,7 @@ def _follow(
             run_recorded(lambda: _train(twin, fake_args, fake_kwargs, updates, device.type), step, store, twin.held)
             for optimizer in copies:
                 add_states(step.recorder, optimizer, min_nbytes)
-        return step.trace()
+        return step.trace(first=True)
 
 
 def _copy_optimizers(

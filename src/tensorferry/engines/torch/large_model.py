@@ -7,7 +7,7 @@ nothing of the graph is left (a double backward goes on in the same step). So no
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
-from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward
+from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
 from tensorferry.engines.torch.standing import find_optimizers, find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
@@ -34,6 +34,8 @@ from tensorferry.units import parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
+# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step
+_COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_COURSES = 32  # kinds of step remembered
 
@@ -200,6 +202,7 @@ class LargeModel:
         for optimizer in optimizers:
             self._states.meet(optimizer)
         states = self._states.find()
+        self._include_earlier(input_blocks(args, kwargs))
         try:
             expected: Forecast | None = forecast(module, args, kwargs, optimizers, self._min_nbytes)
         except NotTraceable as reason:
@@ -212,7 +215,8 @@ class LargeModel:
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
-        self._refuse_below_floor(trace)
+        cold_nbytes = min(int(_COLD_SHARE * find_floor(trace).nbytes), _MAX_COLD_NBYTES)
+        self._refuse_below_floor(replace(trace, overhead_nbytes=trace.overhead_nbytes + cold_nbytes))
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
 
@@ -254,15 +258,15 @@ class LargeModel:
             return
         self._num_steps += 1
         if isinstance(step, RecordingStep) and step.recorder.complete:
-            self._include_earlier(step.recorder)
+            self._include_earlier(step.recorder.inputs)
             step.end()
             course.end_record(step)
         elif isinstance(step, PlannedStep):
             course.end_planned(step, self._device.peak_nbytes())
 
-    def _include_earlier(self, recorder: Recorder) -> None:
-        """A batch from before the context is the step's all the same."""
-        earlier = ((self._earlier.get(address), nbytes) for address, nbytes in recorder.inputs)
+    def _include_earlier(self, inputs: Iterable[tuple[int, int]]) -> None:
+        """A batch from before the context is the step's all the same; `inputs` are addresses of blocks and their bytes."""
+        earlier = ((self._earlier.get(address), nbytes) for address, nbytes in inputs)
         earlier_nbytes = sum(nbytes for block, nbytes in earlier if block is not None and block() is not None)
         if earlier_nbytes > self._included_nbytes:
             self._device.include(earlier_nbytes - self._included_nbytes)

@@ -169,17 +169,19 @@ class Recorder:
         self.rows[row].num_blocks += 1
         self._watch(block, row)
 
-    def trace(self, *, measured: bool, device: str) -> Trace:
+    def trace(self, *, measured: bool, device: str, first: bool = False) -> Trace:
         """The step as a trace.
 
         What the step made and left (gradients that were not cleared, optimizer state) counts as there from the start: in
-        the next step it is.
+        the next step it is. A later step fetches state when it uses it; the `first` makes it, often all of it at once, and has
+        it from then on.
         """
         last = len(self.ops) - 1
         storages = []
         for i, row in enumerate(self.rows):
             if i in self._state_rows and row.uses:
-                row = replace(row, saved_at=0, idle_after=0, wanted_at=row.uses[0])  # noqa: PLW2901
+                wanted_at = min([row.uses[0], *row.writers[:1]]) if first else row.uses[0]
+                row = replace(row, saved_at=0, idle_after=0, wanted_at=wanted_at)  # noqa: PLW2901
             stays = row.num_blocks > 0
             stays_on = stays and row.kind in (Kind.GRADIENT, Kind.OPTIMIZER)
             idle_after = row.idle_after
@@ -244,8 +246,7 @@ class Recorder:
         row = self._row_of.get(block._cdata)
         if row is None:
             kind = Kind.OPTIMIZER if phase is Phase.OPTIMIZER else Kind.GRADIENT if phase is Phase.BACKWARD else Kind.INPUT
-            # of a batch that is a slice of a data set, only the slice is the step's
-            nbytes = min(tensor.numel() * tensor.element_size(), block.nbytes()) if kind is Kind.INPUT else block.nbytes()
+            nbytes = _input_nbytes(tensor, block) if kind is Kind.INPUT else block.nbytes()
             row = self._add(block, kind, [], "input", nbytes)
             if kind is Kind.INPUT:
                 self.inputs.append((block._cdata, nbytes))
@@ -292,6 +293,12 @@ def mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterato
             yield from (tensor for tensor in tree_leaves(value) if isinstance(tensor, torch.Tensor))
 
 
+def input_blocks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, int]]:
+    """Address and bytes of each storage among the arguments of a call."""
+    tensors = ((_block_of(value), value) for value in tree_leaves((args, kwargs)))
+    return list({block._cdata: _input_nbytes(tensor, block) for block, tensor in tensors if block is not None}.items())
+
+
 def is_replayable(func: Any) -> bool:
     """Whether running the op again on the same bytes gives the same bytes, and changes nothing but its first argument."""
     if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.data_dependent_output in func.tags:
@@ -307,6 +314,11 @@ def _block_of(tensor: Any) -> torch.UntypedStorage | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # wrapper subclasses, functional tensors
         return None
+
+
+def _input_nbytes(tensor: torch.Tensor, block: torch.UntypedStorage) -> int:
+    """What of an input's storage is the step's: of a batch that is a slice of a data set, only the slice."""
+    return min(tensor.numel() * tensor.element_size(), block.nbytes())
 
 
 def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
