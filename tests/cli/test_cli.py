@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, versions, and errors of one line."""
 
+import os
 import subprocess
 import sys
 
@@ -68,3 +69,12 @@ def test_help_and_errors_load_no_framework() -> None:
 def test_it_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "tensorferry.cli", "--version"], check=True, capture_output=True, text=True)
     assert done.stdout == f"tensorferry {__version__}\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "tensorferry.cli", "machines"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -43,6 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its kernels are not what was asked for
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails once more at its end
+        return 1
     except FerryError as error:
         return _fail(str(error), 1 if isinstance(error, _FAILED) else 2)
     except KeyboardInterrupt:
