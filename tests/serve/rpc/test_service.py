@@ -394,3 +394,21 @@ def test_tls_carries_large_tensors_and_wants_h2(start_server: Start, tmp_path: P
     with Wire(server.grpc, begins=False) as wire:
         wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")  # type: ignore[assignment]
         assert wire.goaway() is Code.PROTOCOL_ERROR
+
+
+def test_sigterm_ends_a_stream_on_which_nothing_is_under_way(start_server: Start, tmp_path: Path) -> None:
+    save_scale(tmp_path, "double", 2.0)
+    server = start_server(tmp_path, "--drain-seconds", "50")  # longer than the test waits for its end
+    answers: queue.Queue[tuple[client_grpc.InferResult | None, Exception | None]] = queue.Queue()
+    with client_grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        x = client_grpc.InferInput("x", [1, 4], "FP32")
+        x.set_data_from_numpy(np.ones((1, 4), np.float32))
+        client.async_stream_infer("double", [x])
+        assert answers.get(timeout=20)[1] is None
+        stopper = threading.Thread(target=server.stop)
+        stopper.start()
+        _, error = answers.get(timeout=20)
+        assert "shutting down" in str(error)
+        stopper.join(timeout=20)
+        assert not stopper.is_alive()

@@ -97,7 +97,8 @@ class DryModel:
         Raises `BadModel` where the model rejects the inputs and `NotTraceable` where fake tensors cannot follow.
         """
         if not isinstance(self.model, torch.nn.Module):
-            raise BadModel(f"expected the factory to return a torch.nn.Module or a Keras model, received {type(self.model).__name__}")
+            kind = type(self.model).__name__
+            raise BadModel(f"expected the factory to return a torch.nn.Module or a Keras model, received {kind}")
         with unchanged_randomness(), self._mode:
             return _record(self.model, step, self._mode, calls)
 

@@ -43,6 +43,9 @@ class Listener(Protocol):
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
 
+    def drain(self) -> None:
+        """The connection is to end: what would go on for as long as the client likes must not hold it up."""
+
     @property
     def wants_more(self) -> bool:
         """Whether another message may come now; see `Call.pump`."""
@@ -83,6 +86,9 @@ class Unary:
 
     def cancel(self) -> None:
         """Nothing but the call's own work is under way."""
+
+    def drain(self) -> None:
+        """The call ends by itself."""
 
 
 class Call:
@@ -158,6 +164,11 @@ class Call:
     def drained(self) -> None:
         """Everything that was sent so far is on its way."""
         self.resume()
+
+    def drain(self) -> None:
+        """The connection is to end."""
+        if self.listener is not None:
+            self.listener.drain()
 
     def resume(self) -> None:
         """The listener may want more than it did."""

@@ -296,6 +296,8 @@ class Connection(asyncio.Protocol):
         if not self.is_draining:
             self.is_draining = True
             self.write(write_goaway(self.last_number, Code.NO_ERROR))
+            for stream in list(self.streams.values()):
+                stream.receiver.drain()
         if not self.streams:
             self.close()
 

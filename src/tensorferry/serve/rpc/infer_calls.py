@@ -128,6 +128,11 @@ class StreamInfer:
                 slot.work.cancel()
                 slot.work = None
 
+    def drain(self) -> None:
+        """Where the server itself ends, the stream ends once nothing of it is under way."""
+        if self.plane.is_draining:
+            self._send()
+
     def _answer(self, slot: Slot, outcome: Outcome, name: str, identity: str) -> Status:
         if isinstance(outcome, RequestFault):
             return self._fail(slot, outcome, name, identity)
@@ -158,7 +163,11 @@ class StreamInfer:
         while self.slots and (answer := self.slots[0].answer) is not None:
             self.num_nbytes -= self.slots.popleft().nbytes
             self.call.send(answer)
-        if self.has_ended and not self.slots:
+        if self.slots:
+            self.call.resume()
+        elif self.has_ended:
             self.call.finish()
+        elif self.plane.is_draining and not self.call.num_missing:
+            self.call.finish(Status.UNAVAILABLE, "the server is shutting down")
         else:
             self.call.resume()

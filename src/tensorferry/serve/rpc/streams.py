@@ -21,6 +21,9 @@ class Receiver(Protocol):
     def drained(self) -> None:
         """Everything that was sent so far is on its way."""
 
+    def drain(self) -> None:
+        """The connection takes no more streams, and waits for those that are open."""
+
     def expire(self) -> None:
         """The client took too long over its part."""
 
@@ -52,6 +55,9 @@ class Nobody:
 
     def drained(self) -> None:
         """Nothing follows."""
+
+    def drain(self) -> None:
+        """Nothing is open."""
 
     def expire(self) -> None:
         """Nothing is owed."""
