@@ -398,7 +398,7 @@ def test_tls_carries_large_tensors_and_wants_h2(start_server: Start, tmp_path: P
 
 def test_sigterm_ends_a_stream_on_which_nothing_is_under_way(start_server: Start, tmp_path: Path) -> None:
     save_scale(tmp_path, "double", 2.0)
-    server = start_server(tmp_path, "--drain-seconds", "50")  # longer than the test waits for its end
+    server = start_server(tmp_path, "--exit-timeout-secs", "50")  # longer than the test waits for its end
     answers: queue.Queue[tuple[client_grpc.InferResult | None, Exception | None]] = queue.Queue()
     with client_grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
