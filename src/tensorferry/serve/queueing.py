@@ -5,7 +5,7 @@ sizes, the oldest job waits at most the delay for a batch of a preferred size (o
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,9 +75,10 @@ class JobQueue:
         self.policy = policy
         self.levels: dict[int, deque[Job]] = {level: deque() for level in range(policy.num_levels + 1)}
         self.delayed: deque[Job] = deque()
+        self.in_order = (*self.levels.values(), self.delayed)
 
     def __len__(self) -> int:
-        return sum(map(len, self.levels.values())) + len(self.delayed)
+        return sum(map(len, self.in_order))
 
     def push(self, job: Job, now: float) -> None:
         """Add a job, or refuse it where its level is full."""
@@ -98,9 +99,11 @@ class JobQueue:
         """The next batch; jobs that are cancelled or late leave the queue on the way."""
         taken = Taken()
         seen: list[tuple[deque[Job], list[Job]]] = []
-        rows = 0
+        rows = num_seen = 0
         is_full = False
-        for waiting in self._in_order():
+        for waiting in self.in_order:
+            if not waiting:
+                continue
             looked_at: list[Job] = []
             seen.append((waiting, looked_at))
             while waiting and not is_full and len(looked_at) < _MAX_SEARCH:
@@ -114,13 +117,11 @@ class JobQueue:
                     is_full = rows >= self.policy.max_batch_size
                 else:
                     is_full = job.key == taken.batch[0].key
+            num_seen += len(looked_at)
         self._settle(taken, is_full, now)
-        _put_back(seen, taken.batch)
+        if num_seen > len(taken.batch):
+            _put_back(seen, taken.batch)
         return taken
-
-    def _in_order(self) -> Iterator[deque[Job]]:
-        yield from self.levels.values()
-        yield self.delayed
 
     def _is_late(self, job: Job, waiting: deque[Job], now: float, taken: Taken) -> bool:
         if job.deadline is None or job.deadline > now:
@@ -179,8 +180,6 @@ def _read_queue(policy: Any, default_max_queue: int) -> QueuePolicy:
 
 def _put_back(seen: list[tuple[deque[Job], list[Job]]], batch: list[Job]) -> None:
     """Give every job that was looked at and not taken its old place."""
-    if sum(len(looked_at) for _, looked_at in seen) == len(batch):
-        return
     chosen = set(map(id, batch))
     for waiting, looked_at in seen:
         waiting.extendleft(job for job in reversed(looked_at) if id(job) not in chosen)

@@ -123,6 +123,8 @@ class Scheduler:
                 self._run(self.spare, taken.batch)
             self.is_spare_busy = False
             self._leave()
+            if not len(self.queue):
+                return True
             if self.num_quick < _MIN_QUICK_BATCHES:
                 return False
         return False
@@ -164,23 +166,24 @@ class Scheduler:
                 return taken.batch
 
     def _run(self, runner: Runner, batch: list[Job]) -> None:
-        started = time.perf_counter_ns()
-        waited = sum(time.monotonic() - job.queued_at for job in batch)
+        started, now = time.perf_counter_ns(), time.monotonic()
+        waited = sum([now - job.queued_at for job in batch])
         requests = [job.inputs for job in batch]
         num_rows = [job.num_rows for job in batch]
+        total_rows = sum(num_rows)
         try:
             merged = merge(self.spec, requests)
             merged_at = time.perf_counter_ns()
             outputs = runner.run(merged, self.spec.output_names)
             inferred_at = time.perf_counter_ns()
-            self._check(outputs, sum(num_rows))
+            self._check(outputs, total_rows)
             parts = split(self.spec, outputs, requests, num_rows)
         except Exception as error:
             self._fail(runner, batch, error)
             return
         times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
         self.num_quick = _count_quick(self.num_quick, times.split - started)
-        self.stats.record_batch(sum(num_rows), len(batch), round(waited * 1e9), times)
+        self.stats.record_batch(total_rows, len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
             _finish(job, part)
 
