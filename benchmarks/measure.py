@@ -3,11 +3,13 @@
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,24 @@ class Measurement:
     def differing_parts(self, plain: "Measurement") -> list[str]:
         """Of the losses and the parts of the model's state those whose bits are not plain's."""
         return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]
+
+
+def combine(turns: Sequence[Measurement]) -> Measurement:
+    """One measurement of several of the same: median seconds, the highest peaks, and the bits of a turn that differs, if any."""
+    first = turns[0]
+    failed = next((turn for turn in turns if turn.outcome != first.outcome), None)
+    if failed is not None or not first.trained:
+        return failed or first
+    odd = next((turn for turn in turns if turn.digests != first.digests), first)
+    highest = max(turns, key=lambda turn: turn.peak_nbytes)
+    return replace(
+        odd,
+        cpu_seconds=statistics.median(turn.cpu_seconds for turn in turns),
+        wall_seconds=statistics.median(turn.wall_seconds for turn in turns),
+        peak_nbytes=highest.peak_nbytes,
+        peaks=highest.peaks,
+        allocator_nbytes=max((turn.allocator_nbytes or 0 for turn in turns), default=0) or None,
+    )
 
 
 def measure(request: Request, exact_malloc: bool = False) -> Measurement:

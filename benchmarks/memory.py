@@ -9,7 +9,8 @@
 
 Every measurement has a fresh process, two threads and the same seeds. Peak: resident memory over what the process held before
 the model was built; for TensorFlow also the peak that its allocator saw, which counts tensors only. CPU and wall seconds: median
-step without the first. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned"
+step without the first. All modes of a model run in turns, three times, since a machine's speed moves: seconds are medians of the
+turns, peaks the highest of them. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned"
 is the same with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc
 alone would give. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
 """
@@ -30,7 +31,7 @@ from rich.console import Console
 
 import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
-from measure import Measurement, measure
+from measure import Measurement, combine, measure
 from tables import make_table, make_targets_table
 from targets import Verdict, judge, judge_capped
 from tensorferry.units import parse_bytes
@@ -95,6 +96,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--channels-last", action="store_true", help="also measure torch's convolutional models in channels_last")
     parser.add_argument("--tier", default="auto", help='where ferry puts swapped bytes: "auto", "disk:/path", "shm", "pinned"')
     parser.add_argument("--steps", type=int, help="steps a process trains (default 5; under a cap 2)")
+    parser.add_argument("--turns", type=int, default=3, help="how often every mode is measured (default %(default)s)")
     parser.add_argument("--capped", action="store_true", help="bisect the largest sizes under a hard cap instead")
     parser.add_argument("--cap", choices=["process", "allocator"], help="who keeps the cap (default: all that the engine has)")
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
@@ -115,6 +117,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     if options.steps is not None and options.steps < 2:
         parser.error("--steps must be at least 2: the first step is not timed")
+    if options.turns < 1:
+        parser.error("--turns must be at least 1")
     if options.json is None:
         kind = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-quick' if options.quick else ''}"
         options.json = Path(__file__).parent / "results" / f"{kind}.json"
@@ -155,14 +159,27 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for case in options.cases:
         measured[case] = {}
-        for mode, row in _measure_case(case, options):
-            measured[case][mode] = row
+        turns: dict[str, list[Measurement]] = {}
+        for mode, row in _measure_in_turns(case, options):
+            turns.setdefault(mode, []).append(row)
+            measured[case][mode] = combine(turns[mode])
             _write(options, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
         if not options.quick:  # the targets are for the full sizes
             verdicts += judge(measured[case], default_layout)
     _console.print(make_table(measured))
     return _finish(options, verdicts, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+
+
+def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
+    first = []
+    for mode, row in _measure_case(case, options):
+        first.append((mode, row))
+        yield mode, row
+    for _ in range(options.turns - 1):
+        for mode, row in first:
+            if row.trained:
+                yield mode, measure(row.request, exact_malloc=mode == "returned")
 
 
 def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
