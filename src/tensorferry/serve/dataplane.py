@@ -270,6 +270,8 @@ class Journey:
 
 def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
     """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
     for want in wanted:
         if want.name not in model.spec.output_names:
             known = ", ".join(map(repr, model.spec.output_names))

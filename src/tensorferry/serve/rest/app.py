@@ -97,7 +97,9 @@ class RestApp:
             self._submit(request, exchange, *read)
 
     def _read(self, request: HttpRequest, name: str, version: str) -> tuple[InferRequest, OutputForms]:
-        body = decompress(request.body, request.header(b"content-encoding"), self.max_body_nbytes)
+        body = request.body
+        if b"content-encoding" in request.headers:
+            body = decompress(body, request.header(b"content-encoding"), self.max_body_nbytes)
         return read_request(name, version, body, request.header(b"inference-header-content-length"), self.plane.regions)
 
     def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:

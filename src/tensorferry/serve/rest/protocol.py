@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         if self.is_reading:
             self.arriving = b""
         elif known is not None and self.exchange is None and known.starts(data):
-            self._take(known.with_body_of(data))
+            self._begin_exchange(known.with_body_of(data))
             return
         else:
             self.is_reading = True
@@ -236,7 +236,12 @@ class Connection(asyncio.Protocol):
         request.keeps_alive = self.parser.should_keep_alive()
         self._remember(request)
         self._begin()
-        self._take(request)
+        if self.exchange is None:
+            self._begin_exchange(request)
+            return
+        self.waiting.append(request)
+        if len(self.waiting) > _MAX_AHEAD:
+            self._refuse(400, f"more than {_MAX_AHEAD} requests were sent ahead")
 
     def _remember(self, request: HttpRequest) -> None:
         """Know this head again, if the request came alone and in one piece, and is told by its head and length."""
@@ -250,13 +255,6 @@ class Connection(asyncio.Protocol):
             and b"expect" not in headers
         ):
             self.known = KnownHead(head, request.method, request.path, headers, len(request.body))
-
-    def _take(self, request: HttpRequest) -> None:
-        self.waiting.append(request)
-        if len(self.waiting) > _MAX_AHEAD:
-            self._refuse(400, f"more than {_MAX_AHEAD} requests were sent ahead")
-        elif self.exchange is None:
-            self._next()
 
     # ---- answering ---------------------------------------------------------------------------------------------------
 
@@ -285,7 +283,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
             return
         if self.waiting:
-            self._next()
+            self._begin_exchange(self.waiting.popleft())
         elif not self.transport.is_reading():
             self.transport.resume_reading()
 
@@ -319,8 +317,7 @@ class Connection(asyncio.Protocol):
         self.num_header_nbytes = 0
         self.is_reading = False
 
-    def _next(self) -> None:
-        request = self.waiting.popleft()
+    def _begin_exchange(self, request: HttpRequest) -> None:
         exchange = Exchange(self, request)
         self.exchange = exchange
         self.app.handle(request, exchange)
