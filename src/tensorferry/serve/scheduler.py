@@ -21,6 +21,7 @@ from tensorferry.serve.stats import BatchTimes, Stats
 from tensorferry.serve.tensors import Array
 
 _QUICK_NANOSECONDS = 150_000  # about what handing a batch over and back takes
+_QUICK_NANOSECONDS_EACH = 10_000  # for each of its requests; to read and answer one takes several times as long
 _SLOW_NANOSECONDS = 2_000_000  # so long the thread that brings the requests must not be away from them
 _MIN_QUICK_BATCHES = 16  # before a model counts as quick
 _MAX_QUICK_BATCHES = 64  # no more are remembered
@@ -182,7 +183,7 @@ class Scheduler:
             self._fail(runner, batch, error)
             return
         times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
-        self.num_quick = _count_quick(self.num_quick, times.split - started)
+        self.num_quick = _count_quick(self.num_quick, times.split - started, len(batch))
         self.stats.record_batch(total_rows, len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
             _finish(job, part)
@@ -208,13 +209,13 @@ class Scheduler:
             _finish(job, fault)
 
 
-def _count_quick(count: int, nanoseconds: int) -> int:
-    """How many quick batches there have been, after one that took so long.
+def _count_quick(count: int, nanoseconds: int, num_requests: int) -> int:
+    """How many quick batches there have been, after one of so many requests that took so long.
 
-    >>> _count_quick(20, 40_000), _count_quick(20, 300_000), _count_quick(20, 5_000_000)
-    (21, 12, 0)
+    >>> _count_quick(20, 40_000, 1), _count_quick(20, 300_000, 1), _count_quick(20, 300_000, 32), _count_quick(20, 5_000_000, 1)
+    (21, 12, 21, 0)
     """
-    if nanoseconds < _QUICK_NANOSECONDS:
+    if nanoseconds < _QUICK_NANOSECONDS + _QUICK_NANOSECONDS_EACH * num_requests:
         return min(count + 1, _MAX_QUICK_BATCHES)
     return max(count - _PENALTY, 0) if nanoseconds < _SLOW_NANOSECONDS else 0
 
