@@ -92,7 +92,8 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
                 f"the Inference-Header-Content-Length {header_length!r} does not fit a body of {len(body)} bytes"
             )
         head, rest = body[: int(header_length)], memoryview(body)[int(header_length) :]
-    layout = _read_known_layout(head) if len(head) <= _MAX_KNOWN_NBYTES else _read_layout(head)
+    is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
+    layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
     if layout.nbytes != len(rest):
         raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
