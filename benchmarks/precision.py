@@ -78,10 +78,10 @@ def main(argv: list[str] | None = None) -> int:
         measure_pair(framework, model, options.precision, options.seeds, size, options.seconds / len(pairs))
         for framework, model in track(pairs, "training", console=Console(stderr=True))
     ]
-    Console().print(make_table(rows, options.precision))
+    Console(width=None if sys.stdout.isatty() else 120).print(make_table(rows, options.precision))
     for row in rows:
         if row.within_noise is None:
-            Console().print(
+            Console(width=None if sys.stdout.isatty() else 120).print(
                 f"{row.framework} {row.model}: steps are too slow here to train in the time, so no metric is compared"
             )
     if options.json is not None:
