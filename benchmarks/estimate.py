@@ -27,7 +27,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from measure import Measurement, measure
+from measure import Measurement, combine, measure
 from tensorferry.estimates import Outlook, estimate
 from tensorferry.estimates.places import find_place
 from tensorferry.plan import Machine
@@ -92,14 +92,15 @@ def compare(case: Case, machine: Machine) -> Row:
     """One model, predicted from its shapes and measured by training it."""
     held = _train(Request(case, "plain", num_steps=2), exact_malloc=True)
     turns = [(predict(case, machine), _train(Request(case, "plain"))) for _ in range(NUM_TURNS)]
-    outlooks, ordinary = zip(*turns, strict=True)
+    outlooks = [outlook for outlook, _ in turns]
+    ordinary = combine([trained for _, trained in turns])
     return Row(
         model=case.label,
         predicted_nbytes=outlooks[0].plain_peak_nbytes + machine.reserved_nbytes,
         held_nbytes=held.peak_nbytes,
-        resident_nbytes=max(run.peak_nbytes for run in ordinary),
+        resident_nbytes=ordinary.peak_nbytes,
         predicted_seconds=statistics.median(outlook.trace.seconds for outlook in outlooks),
-        measured_seconds=statistics.median(run.wall_seconds for run in ordinary),
+        measured_seconds=ordinary.wall_seconds,
     )
 
 

@@ -68,7 +68,7 @@ def combine(turns: Sequence[Measurement]) -> Measurement:
         wall_seconds=statistics.median(turn.wall_seconds for turn in turns),
         peak_nbytes=highest.peak_nbytes,
         peaks=highest.peaks,
-        allocator_nbytes=max((turn.allocator_nbytes or 0 for turn in turns), default=0) or None,
+        allocator_nbytes=max(turn.allocator_nbytes or 0 for turn in turns) or None,
     )
 
 

@@ -78,12 +78,11 @@ def main(argv: list[str] | None = None) -> int:
         measure_pair(framework, model, options.precision, options.seeds, size, options.seconds / len(pairs))
         for framework, model in track(pairs, "training", console=Console(stderr=True))
     ]
-    Console(width=None if sys.stdout.isatty() else 120).print(make_table(rows, options.precision))
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(make_table(rows, options.precision))
     for row in rows:
         if row.within_noise is None:
-            Console(width=None if sys.stdout.isatty() else 120).print(
-                f"{row.framework} {row.model}: steps are too slow here to train in the time, so no metric is compared"
-            )
+            console.print(f"{row.framework} {row.model}: steps are too slow here to train in the time, so no metric is compared")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) | {"gain": row.gain} for row in rows], indent=1))
     return 0 if options.quick or all(row.within_noise is not False for row in rows) else 1

@@ -14,7 +14,7 @@ from keras.src import backend as keras_backend
 from keras.src.backend.torch import random as keras_random
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tensorferry.engines.torch.twin import Twin, copy_gradient, without_hooks
+from tensorferry.engines.torch.twin import Twin, copy_gradient, optimizer_variables, without_hooks
 
 
 class _FakeVariables(keras.StatelessScope):
@@ -33,9 +33,7 @@ class _FakeVariables(keras.StatelessScope):
 @contextmanager
 def keras_twin(model: Any, mode: FakeTensorMode) -> Iterator[Twin]:
     """The twin of a built model; only inside may it be called."""
-    optimizer = getattr(model, "optimizer", None)
-    own = list(model.variables)
-    states = list(optimizer.variables) if optimizer is not None and optimizer.built else []
+    own, states = list(model.variables), optimizer_variables(model)
     fakes: dict[int, Any] = {}
     layers = dict.fromkeys([*model._flatten_layers(), *model.modules()])  # torch knows only layers that are attributes
     with without_hooks(layers), _same_attributes(layers), _FakeVariables() as scope, _without_generators():
@@ -46,17 +44,17 @@ def keras_twin(model: Any, mode: FakeTensorMode) -> Iterator[Twin]:
                 copy_gradient(real, fakes[id(real)], mode)
             scope.add_update((variable, fakes[id(real)]))
         held = torch.nn.ParameterList(fakes[id(variable._value)] for variable in own)
-        updates = [_make_update(model, optimizer, fakes)] if states else []
+        updates = [_make_update(model, fakes)] if states else []
         yield Twin(model.forward, model, held, fakes, updates)
 
 
-def _make_update(model: Any, optimizer: Any, fakes: dict[int, Any]) -> Callable[[], None]:
+def _make_update(model: Any, fakes: dict[int, Any]) -> Callable[[], None]:
     def update() -> None:
         trained = [(fakes[id(variable._value)].grad, variable) for variable in model.trainable_variables]
         gradients, variables = zip(*((grad, variable) for grad, variable in trained if grad is not None), strict=True)
         # the model's forward, in the middle of which a forecast is made, may compute in another precision
         with torch.no_grad(), keras_backend.AutocastScope(None):
-            optimizer.apply(list(gradients), list(variables))
+            model.optimizer.apply(list(gradients), list(variables))
 
     return update
 

@@ -215,8 +215,7 @@ class LargeModel:
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
-        cold_nbytes = min(int(_COLD_SHARE * find_floor(trace).nbytes), _MAX_COLD_NBYTES)
-        self._refuse_below_floor(replace(trace, overhead_nbytes=trace.overhead_nbytes + cold_nbytes))
+        self._refuse_below_floor(trace, is_cold=True)
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
 
@@ -290,8 +289,11 @@ class LargeModel:
         state_nbytes = sum(state.nbytes for state in self._states.find())
         self._refuse_below_floor(Trace((), (), overhead_nbytes=self._device.resident_nbytes() - state_nbytes))
 
-    def _refuse_below_floor(self, trace: Trace) -> None:
+    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool = False) -> None:
+        """`is_cold`: nothing of the trace has been measured, and maybe no step has run in this process."""
         floor = find_floor(trace)
+        if is_cold:
+            floor = replace(floor, nbytes=floor.nbytes + min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES))
         if floor.nbytes > self._limit_nbytes:
             smallest = replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes + _BETWEEN_RUNS_NBYTES))
             raise too_small(trace, self.budget_nbytes, smallest)

@@ -2,12 +2,11 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from tensorferry.engines.torch.twin import is_keras
+from tensorferry.engines.torch.twin import optimizer_variables
 
 Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 
@@ -26,7 +25,7 @@ def find_standing(model: torch.nn.Module) -> Standing:
 
     The user has no reason to tell us of the optimizer or of a batch made before, so they are looked for.
     """
-    tensors = [*model.parameters(), *model.buffers(), *_keras_state(model)]
+    tensors = [*model.parameters(), *model.buffers(), *(variable.value for variable in optimizer_variables(model))]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]
     owned = {id(p) for p in model.parameters()}
     optimizers: list[torch.optim.Optimizer] = []
@@ -54,13 +53,6 @@ def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 def _trains(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
     groups = vars(optimizer).get("param_groups", ())  # one that wraps another has none of its own
     return any(id(parameter) in parameters for group in groups for parameter in group["params"])
-
-
-def _keras_state(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """What the optimizer of a Keras model holds; Keras makes it when training begins."""
-    optimizer = getattr(model, "optimizer", None)
-    if is_keras(model) and optimizer is not None and optimizer.built:
-        yield from (variable.value for variable in optimizer.variables)
 
 
 def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:

@@ -35,6 +35,12 @@ def is_keras(model: torch.nn.Module) -> bool:
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
+def optimizer_variables(model: Any) -> list[Any]:
+    """What the optimizer of a Keras model holds; Keras makes it when training begins."""
+    optimizer = getattr(model, "optimizer", None)
+    return list(optimizer.variables) if is_keras(model) and optimizer is not None and optimizer.built else []
+
+
 def open_twin(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[Twin]:
     """The model's twin, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
     if is_keras(model):
