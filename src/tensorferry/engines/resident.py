@@ -14,14 +14,20 @@ _PAGE_NBYTES = resource.getpagesize()
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+_DEFAULT_MAX_MAPPED = 65536
+
+# <linux/prctl.h>
+_PR_SET_THP_DISABLE = 41
+_PR_GET_THP_DISABLE = 42
 
 _RETURNED_NBYTES = 2**20
-_GLIBC_MAX_THRESHOLD_NBYTES = 32 * 2**20  # blocks above this are always mapped on their own, and unmapped when freed
+_GLIBC_MAX_THRESHOLD_NBYTES = 32 * 2**20  # larger blocks are mapped on their own and unmapped when freed, if any may be
 _NEVER_NBYTES = 2**31 - 1
 
 
 class ResidentMeter:
-    """Reads resident memory and its peak; keeps the highest peak seen across resets."""
+    """Reads resident memory and its peak; keeps the highest peak seen across resets. A new one begins a new peak."""
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
@@ -30,6 +36,7 @@ class ResidentMeter:
             self._clear_refs: int | None = os.open("/proc/self/clear_refs", os.O_WRONLY)
         except OSError:
             self._clear_refs = None
+        self._begin_peak()
         self._highest_nbytes = 0
 
     def now_nbytes(self) -> int:
@@ -42,9 +49,8 @@ class ResidentMeter:
 
     def reset_peak(self) -> None:
         """Begin a new peak. Where the kernel refuses, peaks only ever grow and ops show no workspace of their own."""
-        if self._clear_refs is not None:
-            self._highest_nbytes = max(self._highest_nbytes, self.peak_nbytes())
-            os.write(self._clear_refs, b"5")
+        self.highest_nbytes()
+        self._begin_peak()
 
     def highest_nbytes(self) -> int:
         """The highest resident memory ever read, resets or not."""
@@ -52,7 +58,7 @@ class ResidentMeter:
         return self._highest_nbytes
 
     def touched_nbytes(self) -> int:
-        """Fresh memory touched since the process began, from its page faults."""
+        """Fresh memory touched since the process began, from its page faults; too little where `SmallPages` are not on."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * _PAGE_NBYTES
 
     def data_nbytes(self) -> int:
@@ -65,6 +71,10 @@ class ResidentMeter:
             if fd is not None:
                 os.close(fd)
 
+    def _begin_peak(self) -> None:
+        if self._clear_refs is not None:
+            os.write(self._clear_refs, b"5")
+
     def _status_nbytes(self, field: bytes) -> int:
         text = os.pread(self._status, 4096, 0)
         start = text.index(field) + len(field)
@@ -75,7 +85,7 @@ class Heap:
     """glibc's heap, and what becomes of the blocks freed in it. No effect where the C library is another one.
 
     By itself glibc keeps freed blocks below 32 MiB resident for the next allocation: cheap, since pages need not be zeroed
-    anew, but resident memory then says little about live tensors.
+    anew, but resident memory then says little about live tensors. Larger ones it gives back.
     """
 
     def __init__(self) -> None:
@@ -85,11 +95,11 @@ class Heap:
 
     def return_at_once(self) -> None:
         """From now on every freed block of 1 MiB or more goes back to the system: resident memory is what is live."""
-        self._set(_RETURNED_NBYTES, _RETURNED_NBYTES)
+        self._set(_RETURNED_NBYTES, _RETURNED_NBYTES, _DEFAULT_MAX_MAPPED)
 
     def keep_for_reuse(self) -> None:
-        """From now on freed blocks stay for the next allocation, until `trim`."""
-        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, _NEVER_NBYTES)
+        """From now on freed blocks of any size stay for the next allocation, until `trim`."""
+        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, _NEVER_NBYTES, 0)
 
     def trim(self) -> None:
         """Give back the memory of every free block."""
@@ -98,10 +108,27 @@ class Heap:
 
     def restore(self) -> None:
         """Leave glibc as a process leaves it that has freed large blocks; its adaptive threshold cannot be turned on again."""
-        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, 2 * _GLIBC_MAX_THRESHOLD_NBYTES)
+        self._set(_GLIBC_MAX_THRESHOLD_NBYTES, 2 * _GLIBC_MAX_THRESHOLD_NBYTES, _DEFAULT_MAX_MAPPED)
         self.trim()
 
-    def _set(self, mmap_nbytes: int, trim_nbytes: int) -> None:
+    def _set(self, mmap_nbytes: int, trim_nbytes: int, max_mapped: int) -> None:
         if self._mallopt is not None:
             self._mallopt(_M_MMAP_THRESHOLD, mmap_nbytes)
             self._mallopt(_M_TRIM_THRESHOLD, trim_nbytes)
+            self._mallopt(_M_MMAP_MAX, max_mapped)
+
+
+class SmallPages:
+    """Whether fresh memory comes in the smallest pages only, so that page faults count it.
+
+    Where the system gives pages of 2 MiB, always or to those who ask as torch may, one fault brings 512 of the smallest.
+    """
+
+    def __init__(self) -> None:
+        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        self._was_on = self._prctl is not None and self._prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0) > 0
+
+    def turn(self, on: bool) -> None:
+        """Begin or end it; what began before this was made does not end."""
+        if self._prctl is not None and not self._was_on:
+            self._prctl(_PR_SET_THP_DISABLE, int(on), 0, 0, 0)

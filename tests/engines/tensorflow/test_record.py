@@ -7,6 +7,7 @@ from networks import MACHINE, NETWORKS, SMALLEST_NBYTES, Bench, compiled
 
 import tensorferry as ferry
 import tensorferry.plan.tables
+from tensorferry.engines.tensorflow import record
 from tensorferry.trace import Kind, Phase
 
 
@@ -96,3 +97,23 @@ def test_a_keras_model_is_captured_without_running_it() -> None:
     huge = ferry.capture(model, (tf.TensorSpec((4096, 16, 16, 3)), tf.TensorSpec((4096,), tf.int64)), machine=MACHINE)
     assert huge.plain_peak_nbytes > 500 * trace.plain_peak_nbytes
     assert networks.bits(model) == before
+
+
+@pytest.mark.parametrize(("has_onednn", "unfolded_nbytes"), [(False, 3**3 * 4 * 8**3 * 4), (True, 0)])
+def test_the_gradient_of_a_convolution_is_known_to_need_its_input_unfolded(
+    monkeypatch: pytest.MonkeyPatch, has_onednn: bool, unfolded_nbytes: int
+) -> None:
+    record._has_own_kernels.cache_clear()
+    monkeypatch.setattr(record, "IsMklEnabled", lambda: has_onednn)
+
+    @tf.function
+    def convolve(volume: tf.Tensor, kernel: tf.Tensor) -> list[tf.Tensor]:
+        output = tf.nn.conv3d(volume, kernel, [1] * 5, "SAME")
+        return tf.gradients(output, [volume, kernel])
+
+    graph = convolve.get_concrete_function(tf.TensorSpec((2, 8, 8, 8, 4)), tf.TensorSpec((3, 3, 3, 4, 5))).graph
+    trace = record.record(graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=()).trace
+    record._has_own_kernels.cache_clear()
+    gradients = [op for op in trace.ops if "Backprop" in op.name]
+    assert len(gradients) == 2
+    assert all(op.workspace_nbytes == unfolded_nbytes for op in gradients)

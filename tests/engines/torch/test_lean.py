@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tensorferry.engines.torch.lean import run_op
+from tensorferry.engines.torch.lean import estimate_workspace, run_op
 
+FORWARD = torch.ops.aten.convolution.default
 BACKWARD = torch.ops.aten.convolution_backward.default
 
 
@@ -16,7 +17,7 @@ def _arguments(
     x = torch.randn(shape).to(dtype)
     weight = torch.randn(num_out, shape[1], *[edge] * num_dims).to(dtype)
     rest = ([stride] * num_dims, [edge // 2] * num_dims, [1] * num_dims, False, [0] * num_dims, 1)
-    y = torch.ops.aten.convolution.default(x, weight, None, *rest)
+    y = FORWARD(x, weight, None, *rest)
     return (torch.randn_like(y), x, weight, [num_out] if bias else None, *rest)
 
 
@@ -40,3 +41,21 @@ def test_split_convolution_gradients_are_identical(
 def test_other_ops_run_as_they_are() -> None:
     x = torch.arange(3.0)
     assert torch.equal(run_op(torch.ops.aten.add.Tensor, (x, x), {"alpha": 2}), x * 3)
+
+
+def test_a_volume_too_small_for_onednn_is_unfolded() -> None:
+    small = _arguments((1, 16, 32, 32, 32), 8, 3, 1, False, torch.float32)
+    unfolded_nbytes = 16 * 27 * 32**3 * 4
+    assert estimate_workspace(FORWARD, (*small[1:3], None, *small[4:])) == unfolded_nbytes
+    assert estimate_workspace(BACKWARD, (*small, [True, True, False])) == unfolded_nbytes
+
+
+def test_a_strided_convolution_that_torch_runs_itself_is_unfolded_at_fewer_places() -> None:
+    _, x, weight, _, *how = _arguments((1, 16, 16, 16, 16), 8, 3, 2, False, torch.float32)
+    assert estimate_workspace(FORWARD, (x, weight, None, *how)) == 16 * 27 * 8**3 * 4
+
+
+def test_a_larger_volume_is_reordered_by_onednn() -> None:
+    _, x, weight, _, *how = _arguments((1, 16, 40, 40, 40), 8, 3, 1, False, torch.float32)
+    assert isinstance(x, torch.Tensor)
+    assert estimate_workspace(FORWARD, (x, weight, None, *how)) == x.nbytes

@@ -32,6 +32,7 @@ from tensorferry.units import parse_bytes
 
 # the allocator hands out up to twice what was asked for, as its holes have it
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
+_COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
 _OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
 _MAX_COURSES = 8  # kinds of step remembered
 
@@ -154,7 +155,7 @@ class LargeFunction:
             expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
-        self._refuse_below_floor(trace)
+        self._refuse_below_floor(trace, is_cold=not course.recorded)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
             self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
@@ -187,10 +188,12 @@ class LargeFunction:
         above_nbytes = peak_nbytes - self._limit_nbytes if peak_nbytes > before_nbytes else 0
         course.end_planned(diary, timeline, above_nbytes)
 
-    def _refuse_below_floor(self, trace: Trace) -> None:
+    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool) -> None:
+        """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
+            needed_nbytes = floor.nbytes + int(_COLD_SHARE * floor.nbytes) * is_cold
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
 
     @property
     def _limit_nbytes(self) -> int:

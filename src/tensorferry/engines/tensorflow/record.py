@@ -6,10 +6,12 @@ is new and whose workspace is as much less: so one storage ends, the next begins
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from tensorferry.engines.tensorflow.graph import NESTED, SHAPE_READERS, Layout, Unit, kinds, lay_out, matches, tensor_nbytes
 from tensorferry.plan import Machine
@@ -240,7 +242,7 @@ def _op(unit: Unit, walk: _Walk, machine: Machine | None) -> Op:
         outputs=tuple(walk.makes[unit]),
         flops=flops,
         touched_nbytes=touched,
-        workspace_nbytes=-walk.saved_nbytes[unit],
+        workspace_nbytes=max(map(_unfolded_nbytes, unit.ops), default=0) - walk.saved_nbytes[unit],
         replayable=not unit.fused and unit.phase is Phase.FORWARD and unit.ops[0].type in _REPLAYABLE,
         precision=_precision(unit.ops[0]),
     )
@@ -268,6 +270,29 @@ def _flops(op: Any) -> int:
             inner = op.inputs[0].shape[-2 if op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x") else -1]
             return 2 * _elements(op.outputs[0]) * (inner or 0)
     return 0
+
+
+def _unfolded_nbytes(op: Any) -> int:
+    """The matrix over which a gradient of a convolution is computed, a sample at a time: all that its kernel meets at each place.
+
+    Only TensorFlow's own kernels for a CPU make one.
+    """
+    match op.type:
+        case "Conv2DBackpropInput" | "Conv3DBackpropInputV2":
+            kernel = op.inputs[1]
+        case "Conv2DBackpropFilter" | "Conv3DBackpropFilterV2":
+            kernel = op.outputs[0]
+        case _:
+            return 0
+    places = op.inputs[2].shape[1:-1]
+    if not _has_own_kernels() or kernel.shape.rank is None or not places.is_fully_defined():
+        return 0
+    return int(prod(kernel.shape[:-1]) * prod(places) * kernel.dtype.size)
+
+
+@cache
+def _has_own_kernels() -> bool:
+    return not (IsMklEnabled() or tf.config.list_physical_devices("GPU"))
 
 
 def _elements(tensor: tf.Tensor) -> int:

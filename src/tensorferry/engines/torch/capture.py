@@ -156,9 +156,6 @@ class CloneDevice(Device):
     def highest_nbytes(self) -> int:
         return self.peak_nbytes()
 
-    def touched_nbytes(self) -> int:
-        return self._meter.touched_nbytes() if self._meter else 0
-
     def return_freed(self, at_once: bool) -> None:
         if at_once and self._meter:
             self._heap.return_at_once()

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.resident import Heap, ResidentMeter
+from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages
 from tensorferry.plan import Lane
 from tensorferry.tiers import Tier
 
@@ -123,8 +123,11 @@ class Device(ABC):
         """Put on the books what the step holds and was made before the device was opened, such as a batch."""
 
     def touched_nbytes(self) -> int:
-        """Fresh memory taken from the system so far, freed or not."""
+        """Fresh memory taken from the system so far, freed or not; a difference is right while it is counted."""
         return 0
+
+    def count_touched(self, on: bool) -> None:  # noqa: B027
+        """Whether fresh memory is counted, which may cost time."""
 
     def return_freed(self, at_once: bool) -> None:  # noqa: B027
         """Whether freed memory leaves the device's books at once, or may stay for reuse until `trim`; it may at first."""
@@ -154,6 +157,7 @@ class CpuDevice(Device):
         # a cap on the process's data counts what the heap has reserved, used or not
         self.may_reuse = resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
         self._heap = Heap()
+        self._small_pages = SmallPages()
         self._returns_at_once = False
         self._spare_nbytes = 0
         self._lanes = {lane: _LaneThread(lane) for lane in (Lane.OUT, Lane.IN)}
@@ -179,6 +183,9 @@ class CpuDevice(Device):
 
     def touched_nbytes(self) -> int:
         return self.meter.touched_nbytes()
+
+    def count_touched(self, on: bool) -> None:
+        self._small_pages.turn(on)
 
     def return_freed(self, at_once: bool) -> None:
         if at_once == self._returns_at_once:
@@ -212,6 +219,7 @@ class CpuDevice(Device):
         for lane in self._lanes.values():
             lane.close()
         self._heap.restore()
+        self._small_pages.turn(False)
 
 
 class _LaneThread:

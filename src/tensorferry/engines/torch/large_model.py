@@ -245,6 +245,7 @@ class LargeModel:
                 if not course.settled:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
+            self._device.count_touched(isinstance(step, RecordingStep))
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(step, persistent_blocks(self._model))
