@@ -3,6 +3,7 @@
 import copy
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from nets import Picture, answer, make_images, make_picture, make_sentence, make
 
 import tensorferry as ferry
 from tensorferry.inference.search import FP32_DIFFERENCE
+from tensorferry.inference.sources.torch import read_module
 
 
 def _difference(expected: np.ndarray, given: np.ndarray) -> float:
@@ -118,4 +120,30 @@ def test_a_branch_that_torch_cannot_export_takes_the_tracer() -> None:
     routes = {finding.route: finding.verdict for finding in engine.outcome.findings}
     assert engine.outcome.chosen.route == "OpenVINO from TorchScript's tracer"
     assert "cannot be exported" in routes["torch.export, then ONNX"]
+    engine.close()
+
+
+class _Counting(Picture):
+    """Remembers how many rows it was ever called with."""
+
+    num_rows: ClassVar[list[int]] = []
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.num_rows.append(len(image))
+        return super().forward(image)
+
+
+def test_what_a_module_gives_is_learnt_from_a_few_rows() -> None:
+    _Counting.num_rows.clear()
+    source = read_module(_Counting().eval(), {"image": make_images(256)})
+    assert max(_Counting.num_rows) == 3
+    assert [tensor.shape for tensor in source.signature.outputs] == [(-1, 3)]
+
+
+def test_the_stages_before_the_search_are_told_and_on_the_clock() -> None:
+    told: list[str] = []
+    engine = ferry.optimize(make_picture(), make_images(80), seconds=0.001, tell=told.append)
+    assert told[:3] == ["loading the model", "asking the original: Picture in torch", "measuring the original: Picture in torch"]
+    assert engine.outcome.num_samples == 32  # the time was up before the original was asked
+    assert "there was time to compare 32 of 80 samples; give more with --seconds" in engine.outcome.notes
     engine.close()

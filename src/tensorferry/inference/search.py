@@ -3,7 +3,8 @@
 Files are the expensive part: one a backend and precision. Threads are only a setting, so a file is checked once and measured with
 each number of threads. A quick look sorts out what is clearly slower; the rest are timed in turns, and the best median wins.
 
-The time limit bounds all of it: nothing is begun after it, except that one engine is always built and measured.
+The time limit bounds all of it, from the loading of the model on: each stage has its share, after which nothing of it is begun,
+except that one engine is always built and measured.
 """
 
 import math
@@ -25,7 +26,9 @@ from tensorferry.serve.runtimes.runtime import Runner
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 _NEAR = 1.25  # candidates within this of the best are timed again, in turns
 _MAX_FINALISTS = 4
-_BUILD_SHARE = 0.75  # of the time: no file is begun later, so that what was built can be measured
+# of the time: after it the original is not asked or measured any more, no file is begun, no other candidate is looked at
+ASK_SHARE, _ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.25, 0.4, 0.75, 0.9
+_MAX_TURNS_SECONDS = 10.0
 _NOT_BUILT, _NOT_MEASURED = "not built: the time was up", "not measured: the time was up"
 
 Tell = Callable[[str], None]
@@ -53,17 +56,18 @@ class Built:
     variant: str = ""
 
 
-def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell) -> Outcome:
-    """The best way to serve `source`; files are written below `folder`."""
-    began = time.perf_counter()
-    deadline = began + wishes.seconds
+def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell, began: float) -> Outcome:
+    """The best way to serve `source`; files are written below `folder`, and the clock has run since `began`."""
+    asked, built_by, looked_at, deadline = (
+        began + share * wishes.seconds for share in (_ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE, 1.0)
+    )
     lost: list[Finding] = []
     sample = exam.questions[0].inputs
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
-    baseline = _measure_original(source, original, exam, sample)
-    built = _build_all(source, exam, wishes, folder, lost, tell, began + _BUILD_SHARE * wishes.seconds)
-    found = list(_measure_all(built, exam, sample, lost, tell, deadline))
+    baseline = _measure_original(source, original, exam, sample, asked)
+    built = _build_all(source, exam, wishes, folder, lost, tell, built_by)
+    found = list(_measure_all(built, exam, sample, lost, tell, looked_at))
     at_first = {each.title: _latency(each) for each in found}
     finalists, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
     source.set_num_threads(0)
@@ -91,22 +95,27 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
         judge=exam.judge,
         num_samples=exam.num_samples,
         min_agreement=wishes.min_agreement,
-        notes=(*source.notes, *_note_left_out(lost)),
+        notes=(*source.notes, *_note_left_out(exam, lost)),
     )
 
 
-def _note_left_out(lost: list[Finding]) -> Iterator[str]:
+def _note_left_out(exam: Exam, lost: list[Finding]) -> Iterator[str]:
+    if exam.num_left:
+        num_given = exam.num_samples + exam.num_left
+        yield f"there was time to compare {exam.num_samples} of {num_given} samples; give more with --seconds"
     num_left = sum(each.verdict in (_NOT_BUILT, _NOT_MEASURED) for each in lost)
     if num_left:
         yield f"the time was up before {num_left} {'candidates' if num_left > 1 else 'candidate'}; give more with --seconds"
 
 
-def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays) -> Finding:
+def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays, deadline: float) -> Finding:
     """The original with the number of threads that suits it best, which it is left with."""
     speeds: dict[int, Speed] = {}
     for num_threads in thread_counts(count_cores()):
+        if speeds and time.perf_counter() > deadline:
+            break
         source.set_num_threads(num_threads)
-        speeds[num_threads] = measure(original, exam.signature, sample)
+        speeds[num_threads] = measure(original, exam.signature, sample, deadline)
     best = min(speeds, key=lambda count: speeds[count].latency_seconds)
     source.set_num_threads(best)
     return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
@@ -226,7 +235,7 @@ def _measure_all(
         try:
             runtime = candidate.load(exam.signature)
             runner = runtime.new_runner()
-            speed = measure(runner, exam.signature, sample)
+            speed = measure(runner, exam.signature, sample, deadline)
         except Exception as error:  # it passed with other settings; with these it may not even load
             lost.append(replace(finding, verdict=f"cannot be run: {first_line(error)}", candidate=None))
             continue
@@ -247,7 +256,7 @@ def _time_finalists(
     tell(f"timing the {len(near)} fastest and the original in turns")
     runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
-    seconds = max(1.0, min(10.0, deadline - time.perf_counter()))
+    seconds = min(_MAX_TURNS_SECONDS, deadline - time.perf_counter())
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
     medians = time_in_turns({**runners, baseline.title: original}, exam.signature, take_rows(sample, batch), seconds)
     for title, runner in runners.items():

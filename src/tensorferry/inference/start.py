@@ -1,5 +1,6 @@
 """`ferry.optimize`: one call from a trained model to an engine."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tensorferry.inference.exam import set_exam
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.opening import Given, open_source
 from tensorferry.inference.samples import MAX_SAMPLES, cut_rows, split_samples
-from tensorferry.inference.search import Tell, Wishes, search
+from tensorferry.inference.search import ASK_SHARE, Tell, Wishes, search
 from tensorferry.plan.machines import nearest
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
@@ -42,15 +43,18 @@ def optimize(
         raise BadOption(f"expected an agreement above 0 and at most 1, received {min_agreement!r}; write for example 0.99")
     if not seconds > 0:
         raise BadOption(f"expected seconds above zero, received {seconds!r}")
+    began = time.perf_counter()
     folder = Folder()
     try:
+        tell("loading the model")
         opened = open_source(model, Given(example, tuple(labels), weights, trust), folder.new())
         source, samples, calibration = opened.source, cut_rows(opened.samples, MAX_SAMPLES), None
         if "int8" in precisions:
             calibration, samples = split_samples(opened.samples, opened.read_calibration(calibrate))
-        exam = set_exam(source.original.new_runner(), source.signature, samples, judge)
+        tell(f"asking the original: {source.title} in {source.framework}")
+        exam = set_exam(source.original.new_runner(), source.signature, samples, judge, began + ASK_SHARE * seconds)
         wishes = Wishes(precisions, min_agreement, seconds, calibration)
-        return Engine(source, exam, search(source, exam, wishes, folder, tell), folder)
+        return Engine(source, exam, search(source, exam, wishes, folder, tell, began), folder)
     except BaseException:
         folder.remove()
         raise

@@ -31,7 +31,8 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     with quiet_exporters():  # copies of TorchScript warn of gradients that nobody wants
         original = copy.deepcopy(module).to(_CPU).eval()
         exported = copy.deepcopy(original)  # exporting may change what it exports
-    tensors = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in example.values())
+    # two rows tell what a call gives: one would be taken for a constant, and all of them may take minutes
+    rows = tuple(torch.from_numpy(np.take(array, range(2), axis=0, mode="wrap")) for array in example.values())
     shapes = [find_free_axes(array) for array in example.values()]
     inputs = tuple(
         TensorSignature(
@@ -39,18 +40,17 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
         )
         for (name, array), free in zip(example.items(), shapes, strict=True)
     )
-    outputs = _find_outputs(original, tensors, shapes)
+    outputs = _find_outputs(original, rows, shapes)
     signature = Signature(inputs, tuple(outputs.values()))
     runtime = TorchRuntime(original, _CPU, signature, tuple(example), tuple(outputs))
-    twice = tuple(torch.cat([tensor, tensor])[:2] for tensor in tensors)  # one row would be taken for a constant
 
     @cache
     def program() -> Any:
         dynamic = tuple(dict.fromkeys(free, torch.export.Dim.AUTO) for free in shapes)
-        return torch.export.export(exported, twice, dynamic_shapes=dynamic)
+        return torch.export.export(exported, rows, dynamic_shapes=dynamic)
 
     traced = Route(
-        "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, twice, signature, folder)
+        "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, rows, signature, folder)
     )
     routes = (*_routes_of_program(program, signature), traced)
     keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
@@ -163,7 +163,7 @@ def _call(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> dict[st
             result = module(*tensors)
     except Exception as error:  # a module may raise whatever it likes
         shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-        raise BadModel(f"the model cannot be called with the example of {shapes}: {first_line(error)}") from error
+        raise BadModel(f"the model cannot be called with rows of the example, {shapes}: {first_line(error)}") from error
     if isinstance(result, torch.Tensor):
         return {"output": result}
     named = dict(result) if isinstance(result, dict) else {f"output_{at}": each for at, each in enumerate(result)}
@@ -195,5 +195,5 @@ def _find_outputs(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], fr
 
 def _resize(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     if axis == 0:
-        return torch.cat([tensor, tensor])
+        return torch.cat([tensor, tensor[:1]])
     return tensor[:, : max(1, tensor.shape[1] // 2)]  # a longer text might be longer than the model allows

@@ -1,0 +1,75 @@
+"""How candidates are timed, by a clock that only the runners move."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from tensorferry.inference.measure import measure, time_in_turns
+from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
+
+SIGNATURE = Signature((TensorSignature("x", "FP32", (-1, 4)),), (TensorSignature("y", "FP32", (-1, 4)),))
+ROWS = {"x": np.zeros((8, 4), np.float32)}
+
+
+class Machine:
+    """Time, and which runner had the machine before the one that has it now."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.turns: list[str] = [""]
+
+
+class Timed:
+    """A runner that takes so many seconds a run, and longer right behind the one that it suffers from."""
+
+    def __init__(self, machine: Machine, name: str, seconds: float, suffers_from: str = "") -> None:
+        self.machine = machine
+        self.name = name
+        self.seconds = seconds
+        self.suffers_from = suffers_from
+        self.batches: list[int] = []
+
+    def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        self.batches.append(len(inputs["x"]))
+        if self.machine.turns[-1] != self.name:
+            self.machine.turns.append(self.name)
+        is_slowed = self.suffers_from and self.machine.turns[-2] == self.suffers_from
+        self.machine.seconds += self.seconds * (1.3 if is_slowed else 1.0)
+        return [inputs["x"]]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr("tensorferry.inference.measure.time.perf_counter", lambda: machine.seconds)
+    return machine
+
+
+def test_threads_that_spin_in_the_next_turn_do_not_always_meet_the_same_runner(machine: Machine) -> None:
+    seconds = {"fast": 0.010, "slower": 0.011, "slowest": 0.012}
+    runners = {name: Timed(machine, name, each, suffers_from="original") for name, each in seconds.items()}
+    runners["original"] = Timed(machine, "original", 0.030)
+    assert time_in_turns(runners, SIGNATURE, ROWS, 10.0) == pytest.approx({**seconds, "original": 0.030})
+
+
+def test_turns_end_with_the_round_in_which_the_time_is_up(machine: Machine) -> None:
+    runners = {"a": Timed(machine, "a", 5.0), "b": Timed(machine, "b", 4.0)}
+    assert time_in_turns(runners, SIGNATURE, ROWS, 0.0) == {"a": 5.0, "b": 4.0}
+    assert [len(runner.batches) for runner in runners.values()] == [4, 4]
+
+
+def test_larger_batches_are_not_begun_behind_the_deadline(machine: Machine) -> None:
+    in_time, late = Timed(machine, "a", 0.1), Timed(machine, "b", 0.1)
+    assert measure(in_time, SIGNATURE, ROWS).batch == 16
+    assert measure(late, SIGNATURE, ROWS, deadline=machine.seconds).batch == 1
+    assert set(late.batches) == {1}
+
+
+def test_a_run_longer_than_a_look_warms_up_once(machine: Machine) -> None:
+    runner = Timed(machine, "a", 30.0)
+    assert measure(runner, SIGNATURE, ROWS).latency_seconds == 30.0
+    assert len(runner.batches) == 3
