@@ -8,11 +8,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from nets import Picture, answer, make_images, make_picture, make_sentence, make_texts, save_program
+from nets import Picture, answer, make_images, make_picture, make_rows, make_rows_model, make_sentence, make_texts, save_program
 
 import tensorferry as ferry
 from tensorferry.inference.search import FP32_DIFFERENCE
 from tensorferry.inference.sources.torch import read_module
+from tensorferry.serve.config import read_config
+from tensorferry.serve.runtimes.runtime import LoadOptions
+from tensorferry.serve.runtimes.table import load_runtime
 
 
 def _difference(expected: np.ndarray, given: np.ndarray) -> float:
@@ -67,6 +70,42 @@ def test_torchscript_is_read_by_who_trusts_it(tmp_path: Path) -> None:
     engine = ferry.optimize(tmp_path / "net.pt", make_images(), trust=True, seconds=1)
     assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
     engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscript_that_does_not_tell_its_rank_becomes_an_engine(how: str, tmp_path: Path) -> None:
+    model = make_rows_model()
+    script = torch.jit.script(model) if how == "script" else torch.jit.trace(model, torch.zeros(2, 6))
+    script.save(tmp_path / "net.pt")
+    engine = ferry.optimize(tmp_path / "net.pt", make_rows(), trust=True, seconds=1)
+    openvino = next(each for each in engine.outcome.findings if each.title.startswith("OpenVINO"))
+    assert openvino.match.difference <= FP32_DIFFERENCE
+    assert _difference(answer(model, make_rows(5)), engine(make_rows(5))) <= FP32_DIFFERENCE
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_that_no_engine_can_take_is_kept_as_the_file_that_it_was(tmp_path: Path) -> None:
+    torch.jit.trace(_Bessel().eval(), torch.from_numpy(make_rows(2))).save(tmp_path / "net.pt")
+    engine = ferry.optimize(tmp_path / "net.pt", make_rows(), trust=True, seconds=1)
+    folder = engine.save(tmp_path / "models" / "net")
+    assert (folder / "model.pt").read_bytes() == (tmp_path / "net.pt").read_bytes()
+    config = read_config(folder.parent)
+    names = [[tensor.name for tensor in tensors] for tensors in (config.input, config.output)]
+    runtime = load_runtime(
+        "pytorch", LoadOptions(folder / "model.pt", 1, trust=True, input_names=names[0], output_names=names[1])
+    )
+    (given,) = runtime.new_runner().run({names[0][0]: make_rows(5)}, names[1])
+    assert _difference(answer(_Bessel(), make_rows(5)), given) <= FP32_DIFFERENCE
+    engine.close()
+
+
+class _Bessel(torch.nn.Module):
+    """Calls an op that exists in torch alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.bessel_j0(x)
 
 
 def test_an_onnx_file_is_its_own_first_candidate(picture_engine, tmp_path: Path) -> None:

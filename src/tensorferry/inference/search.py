@@ -26,9 +26,10 @@ from tensorferry.serve.runtimes.runtime import Runner
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 _NEAR = 1.25  # candidates within this of the best are timed again, in turns
 _MAX_FINALISTS = 4
-# of the time: after it the original is not asked or measured any more, no file is begun, no other candidate is looked at
-ASK_SHARE, _ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.25, 0.4, 0.75, 0.9
-_MAX_TURNS_SECONDS = 10.0
+ASK_SHARE = 0.25  # of the time: what the original's answers may take
+# of the time: after it the original is not measured further, no file is begun, no other candidate is looked at
+_ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.4, 0.75, 0.9
+_TURNS_SECONDS = (1.0, 10.0)  # at least and at most
 _NOT_BUILT, _NOT_MEASURED = "not built: the time was up", "not measured: the time was up"
 
 Tell = Callable[[str], None]
@@ -256,7 +257,8 @@ def _time_finalists(
     tell(f"timing the {len(near)} fastest and the original in turns")
     runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
-    seconds = min(_MAX_TURNS_SECONDS, deadline - time.perf_counter())
+    shortest, longest = _TURNS_SECONDS
+    seconds = max(shortest, min(longest, deadline - time.perf_counter()))
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
     medians = time_in_turns({**runners, baseline.title: original}, exam.signature, take_rows(sample, batch), seconds)
     for title, runner in runners.items():

@@ -52,7 +52,7 @@ def optimize(
         if "int8" in precisions:
             calibration, samples = split_samples(opened.samples, opened.read_calibration(calibrate))
         tell(f"asking the original: {source.title} in {source.framework}")
-        exam = set_exam(source.original.new_runner(), source.signature, samples, judge, began + ASK_SHARE * seconds)
+        exam = set_exam(source.original.new_runner(), source.signature, samples, judge, time.perf_counter() + ASK_SHARE * seconds)
         wishes = Wishes(precisions, min_agreement, seconds, calibration)
         return Engine(source, exam, search(source, exam, wishes, folder, tell, began), folder)
     except BaseException:

@@ -6,8 +6,10 @@ TorchScript's tracer is the way round.
 
 import copy
 import inspect
+import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from tensorferry.errors import BadModel
 from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
 from tensorferry.inference.sources.onnx import convert, save_openvino
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.torch import TorchRuntime
 from tensorferry.serve.tensors import DATATYPES
@@ -44,6 +46,10 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     signature = Signature(inputs, tuple(outputs.values()))
     runtime = TorchRuntime(original, _CPU, signature, tuple(example), tuple(outputs))
 
+    if isinstance(module, torch.jit.ScriptModule):
+        scripted = Route("OpenVINO from TorchScript", "openvino", lambda folder: _convert_object(exported, signature, folder))
+        return _make_source(title or type(module).__name__, runtime, (scripted,), _keep_script(exported.save))
+
     @cache
     def program() -> Any:
         dynamic = tuple(dict.fromkeys(free, torch.export.Dim.AUTO) for free in shapes)
@@ -54,7 +60,7 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     )
     routes = (*_routes_of_program(program, signature), traced)
     keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
-    return Source(title or type(module).__name__, "torch", signature, runtime, routes, keep, set_num_threads=_thread_setter())
+    return _make_source(title or type(module).__name__, runtime, routes, keep)
 
 
 def read_program(path: Path, num_threads: int) -> Source:
@@ -72,7 +78,7 @@ def read_program(path: Path, num_threads: int) -> Source:
 
     routes = _routes_of_program(program, runtime.signature)
     kept = Route("the .pt2 file itself", "pytorch", keep)
-    return Source(path.name, "torch", runtime.signature, runtime, routes, kept, set_num_threads=_thread_setter())
+    return _make_source(path.name, runtime, routes, kept)
 
 
 def read_script(path: Path, example: Arrays, trust: bool) -> Source:
@@ -87,7 +93,7 @@ def read_script(path: Path, example: Arrays, trust: bool) -> Source:
             module = torch.jit.load(str(path), map_location=_CPU).eval()
     except RuntimeError as error:
         raise BadModel(f"PyTorch cannot load {path.name}: {first_line(error)}") from None
-    return read_module(module, example, path.name)
+    return replace(read_module(module, example, path.name), keep=_keep_script(lambda target: shutil.copyfile(path, target)))
 
 
 def order_inputs(module: torch.nn.Module, example: Any) -> Arrays:
@@ -136,9 +142,21 @@ def _routes_of_program(program: Callable[[], Any], signature: Signature) -> tupl
     )
 
 
+def _make_source(title: str, runtime: Runtime, routes: tuple[Route, ...], keep: Route) -> Source:
+    assert runtime.signature is not None
+    return Source(title, "torch", runtime.signature, runtime, routes, keep, set_num_threads=_thread_setter())
+
+
+def _keep_script(write: Callable[[str], object]) -> Route:
+    def keep(folder: Path) -> Path:
+        write(str(folder / "model.pt"))
+        return folder / "model.pt"
+
+    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep)
+
+
 def _convert_traced(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], signature: Signature, folder: Path) -> Path:
-    script = module if isinstance(module, torch.jit.ScriptModule) else torch.jit.trace(module, tensors, strict=False)
-    return _convert_object(script, signature, folder)
+    return _convert_object(torch.jit.trace(module, tensors, strict=False), signature, folder)
 
 
 def _convert_object(model: Any, signature: Signature, folder: Path) -> Path:
