@@ -1,17 +1,20 @@
 """`ferry optimize` as a user meets it: a run becomes a folder that serves, and errors are one line."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import tritonclient.http as triton
 from nets import Picture, answer, make_images, make_picture, save_program
+from onnx import helper
 from safetensors.torch import save_file
 
 from tensorferry.cli import main
@@ -94,10 +97,15 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["torn.xml"], "OpenVINO cannot load torn.xml"),
         (["weights.safetensors"], "holds weights and no model; name the function that builds it"),
         ([f"{NETS}:make_picture", "--weights", "weights.safetensors", "--samples", "wrong.npy"], "cannot take weights from"),
+        ([f"{NETS}:make_picture", "--weights", "less.safetensors", "--samples", "wrong.npy"], 'state_dict: "head.bias"'),
+        ([f"{NETS}:make_picture", "--weights", "code.pt", "--samples", "wrong.npy"], "holds more than tensors, or is damaged"),
         (["nets.py:absent"], "there is no file 'nets.py'"),
         (["whole.pt2", "--samples", "wrong.npy"], "has the shape [-1, 3, 8, 8] (-1: any), the example [2, 5]"),
         (["whole.pt2", "--samples", "notes.txt"], "cannot read samples from 'notes.txt'"),
         (["whole.pt2", "--samples", "absent.npz"], "cannot read samples from 'absent.npz'"),
+        (["whole.pt2", "--samples", "torn.npz"], "cannot read samples from 'torn.npz'"),
+        (["whole.pt2", "--samples", "hurt.npz"], "cannot read samples from 'hurt.npz'"),
+        (["whole.pt2", "--samples", "whole.pt2"], "in it is no array; give a .npz or .npy file"),
         (["whole.pt2", "--precision", "int4"], "unknown precision 'int4' (did you mean 'int8'"),
         (["whole.pt2", "--min-agreement", "1.5"], "an agreement above 0 and at most 1"),
         (["whole.pt2", "--judge", "nearby"], "unknown judge 'nearby'"),
@@ -125,12 +133,77 @@ def test_what_cannot_be_done_is_one_line_and_nothing_written(
     Path("torn.xml").write_text('<?xml version="1.0"?><net name="net" version="11"><layers><layer id="0" name="x" ty')
     Path("empty").mkdir()
     np.save("wrong.npy", np.zeros((2, 5), np.float32))
+    np.savez_compressed("whole.npz", image=make_images())
+    packed = Path("whole.npz").read_bytes()
+    Path("torn.npz").write_bytes(packed[: len(packed) // 2])
+    Path("hurt.npz").write_bytes(packed[:1000] + b"damage" + packed[1006:])
+    weights = make_picture().state_dict()
+    del weights["head.bias"]
+    save_file(weights, "less.safetensors")
+    torch.save({"weights": Path("x")}, "code.pt")
     assert _run(*arguments, "--to", "models", "--seconds", 1) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.lstrip()[:1].isdigit()]
     assert len(lines) == 1, lines
     assert lines[0].startswith("ferry: ")
     assert says in lines[0]
     assert not Path("models").exists()
+
+
+_FAILING = """
+import torch
+
+class Branching(torch.nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+def make():
+    return Branching()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["torn.pt2"], ["PyTorch cannot load torn.pt2"]),
+        (["large.onnx"], ["Failed to allocate memory"]),
+        (
+            ["failing.py:make", "--samples", "rows.npy"],
+            [
+                "torch.export, then ONNX and torch.export, ONNX, then OpenVINO and ",
+                " and torch.export, then OpenVINO: cannot be exported: ",
+                "OpenVINO from TorchScript's tracer: other answers",
+                "its own format (torch.export): cannot be saved",
+            ],
+        ),
+    ],
+)
+def test_what_libraries_log_and_print_does_not_stand_before_the_error(
+    arguments: list[str], says: list[str], program: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "torn.pt2").write_bytes(program[: len(program) // 2])
+    (tmp_path / "failing.py").write_text(_FAILING)
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32))
+    _save_large(tmp_path / "large.onnx")
+    command = [sys.executable, "-m", "tensorferry.cli", "optimize", *arguments, "--seconds", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if not re.match(r" +[0-9.]+ s  ", line)]
+    assert len(lines) == 1, lines
+    for part in says:
+        assert part in lines[0]
+
+
+def _save_large(path: Path) -> None:
+    """A model that asks for 64 GiB."""
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 4]) for name in ("x", "y")]
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["large"]),
+        helper.make_node("ReduceSum", ["large"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    shape = onnx.numpy_helper.from_array(np.array([2**20, 2**14], np.int64), "shape")
+    graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], [shape])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
 
 
 def test_help_loads_no_framework() -> None:
@@ -147,7 +220,7 @@ def test_a_model_that_no_engine_can_take_stays_as_it_is(tmp_path: Path) -> None:
     engine = ferry.optimize(_Sorting().eval(), make_images(), seconds=1)
     folder = engine.save(tmp_path / "sorting")
     assert engine.candidate.backend == "pytorch"
-    assert "no engine gives the same answers" in engine.outcome.chosen.verdict
+    assert "no engine can take it" in engine.outcome.chosen.verdict
     assert any("bessel" in finding.verdict for finding in engine.outcome.findings)  # the op that is missing is named
     assert (folder / "card.json").is_file()
     engine.close()

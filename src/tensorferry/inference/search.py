@@ -26,6 +26,7 @@ from tensorferry.serve.runtimes.runtime import Runner
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 _NEAR = 1.25  # candidates within this of the best are timed again, in turns
 _MAX_FINALISTS = 4
+_MAX_REASON = 160  # letters of each, where several make up one line
 ASK_SHARE = 0.25  # of the time: what the original's answers may take
 # of the time: after it the original is not measured further, no file is begun, no other candidate is looked at
 _ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.4, 0.75, 0.9
@@ -76,7 +77,13 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
     others = sorted((each for each in found if each.title not in {one.title for one in finalists}), key=_latency)
     chosen = min(finalists, key=_latency, default=None)
     if chosen is None:
-        chosen = _keep_original(source, exam, baseline, folder, "no engine gives the same answers")
+        is_any_built = any(each.match is not None for each in lost)
+        why = "no engine gives the same answers" if is_any_built else "no engine can take it"
+        try:
+            chosen = _keep_original(source, exam, baseline, folder, why)
+        except BadModel as error:
+            ways = _list_reasons([*lost, Finding("", "fp32", f"its own format ({source.keep.title})", str(error))])
+            raise BadModel(f"{source.title} cannot be served in any way: {ways}") from error
         finalists.append(chosen)
     elif _latency(baseline) < _latency(chosen) and source.keep not in source.routes:
         try:
@@ -268,19 +275,26 @@ def _time_finalists(
 
 
 def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, why: str) -> Finding:
-    """The original in its own format."""
+    """The original in its own format; raises BadModel where that is not possible, either."""
     try:
         with quiet_exporters():
             path = source.keep.write(folder.new())
     except Exception as error:
-        reason = first_line(error)
-        raise BadModel(f"{why}: {source.title} cannot be saved in its own format either: {reason}") from error
+        raise BadModel(f"cannot be saved: {first_line(error)}") from error
     candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:
-        raise BadModel(f"{why}, and neither does {source.title} once it is saved in its own format: {reason}")
+        raise BadModel(f"once it is saved: {reason}")
     finding = Finding(candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed)
     return replace(finding, nbytes=candidate.nbytes, candidate=candidate)
+
+
+def _list_reasons(lost: list[Finding]) -> str:
+    """Every way with its reason, in one line; ways that failed for the same reason together."""
+    routes: dict[str, list[str]] = {}
+    for each in lost:
+        routes.setdefault(each.verdict, []).append(each.route)
+    return "; ".join(f"{' and '.join(dict.fromkeys(each))}: {verdict[:_MAX_REASON]}" for verdict, each in routes.items())
 
 
 def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:

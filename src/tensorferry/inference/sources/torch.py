@@ -48,13 +48,15 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
 
     if isinstance(module, torch.jit.ScriptModule):
         scripted = Route("OpenVINO from TorchScript", "openvino", lambda folder: _convert_object(exported, signature, folder))
-        return _make_source(title or type(module).__name__, runtime, (scripted,), _keep_script(exported.save))
+        return _make_source(
+            title or type(module).__name__, runtime, (scripted,), _keep_script(lambda target: torch.jit.save(exported, target))
+        )
 
-    @cache
-    def program() -> Any:
+    def export() -> Any:
         dynamic = tuple(dict.fromkeys(free, torch.export.Dim.AUTO) for free in shapes)
         return torch.export.export(exported, rows, dynamic_shapes=dynamic)
 
+    program = _once(export)
     traced = Route(
         "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, rows, signature, folder)
     )
@@ -68,9 +70,8 @@ def read_program(path: Path, num_threads: int) -> Source:
     runtime = load_runtime("pytorch", LoadOptions(path, num_threads))
     assert runtime.signature is not None
 
-    @cache
-    def program() -> Any:
-        return torch.export.load(path)  # a second time: the first one gives the answers to compare with
+    # a second time: the first one gives the answers to compare with
+    program = _once(lambda: torch.export.load(path))
 
     def keep(folder: Path) -> Path:
         (folder / "model.pt2").write_bytes(path.read_bytes())
@@ -116,15 +117,15 @@ def find_free_axes(array: Any) -> tuple[int, ...]:
 
 
 def _routes_of_program(program: Callable[[], Any], signature: Signature) -> tuple[Route, ...]:
-    @cache
-    def onnx_program() -> Any:
-        return torch.onnx.export(
+    onnx_program = _once(
+        lambda: torch.onnx.export(
             program(),
             dynamo=True,
             input_names=[tensor.name for tensor in signature.inputs],
             output_names=[tensor.name for tensor in signature.outputs],
             verbose=False,
         )
+    )
 
     def to_onnx(folder: Path) -> Path:
         onnx_program().save(folder / "model.onnx")
@@ -145,6 +146,25 @@ def _routes_of_program(program: Callable[[], Any], signature: Signature) -> tupl
 def _make_source(title: str, runtime: Runtime, routes: tuple[Route, ...], keep: Route) -> Source:
     assert runtime.signature is not None
     return Source(title, "torch", runtime.signature, runtime, routes, keep, set_num_threads=_thread_setter())
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same result every time, or the same error: an export that fails takes as long as one that does not."""
+
+    @cache
+    def attempt() -> tuple[Any, Exception | None]:
+        try:
+            return make(), None
+        except Exception as error:  # whatever an exporter raises at a model that it does not know
+            return None, error
+
+    def get() -> Any:
+        result, error = attempt()
+        if error is not None:
+            raise error
+        return result
+
+    return get
 
 
 def _keep_script(write: Callable[[str], object]) -> Route:

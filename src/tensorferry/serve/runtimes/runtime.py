@@ -51,7 +51,7 @@ class LoadOptions:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library says went wrong: the first line that says anything, for some add where in their sources, and how they got there."""
+    """The first line that says anything of what a library tells, without where in its sources that was."""
     lines = [_NOISE.sub("", line).strip() for line in str(error).splitlines()]
     return next(filter(None, lines), type(error).__name__)
 
