@@ -64,33 +64,17 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
         began + share * wishes.seconds for share in (_ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE, 1.0)
     )
     lost: list[Finding] = []
-    sample = exam.questions[0].inputs
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
-    baseline = _measure_original(source, original, exam, sample, asked)
+    baseline = _measure_original(source, original, exam, asked)
     built = _build_all(source, exam, wishes, folder, lost, tell, built_by)
-    found = list(_measure_all(built, exam, sample, lost, tell, looked_at))
+    found = list(_measure_all(built, exam, lost, tell, looked_at))
     at_first = {each.title: _latency(each) for each in found}
-    finalists, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
-    source.set_num_threads(0)
+    finalists, baseline = _time_finalists(found, baseline, original, exam, deadline, tell)
     # only what was timed in the same turns is compared: a first look may have met a busier or a quieter moment
     others = sorted((each for each in found if each.title not in {one.title for one in finalists}), key=_latency)
-    chosen = min(finalists, key=_latency, default=None)
-    if chosen is None:
-        is_any_built = any(each.match is not None for each in lost)
-        why = "no engine gives the same answers" if is_any_built else "no engine can take it"
-        try:
-            chosen = _keep_original(source, exam, baseline, folder, why)
-        except BadModel as error:
-            ways = _list_reasons([*lost, Finding("", "fp32", f"its own format ({source.keep.title})", str(error))])
-            raise BadModel(f"{source.title} cannot be served in any way: {ways}") from error
-        finalists.append(chosen)
-    elif _latency(baseline) < _latency(chosen) and source.keep not in source.routes:
-        try:
-            chosen = _keep_original(source, exam, baseline, folder, "no engine is faster")
-            finalists.append(chosen)
-        except BadModel as error:  # an engine is there, if a slower one
-            lost.append(Finding(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
+    chosen, finalists = _choose(source, exam, folder, finalists, baseline, lost, deadline)
+    source.set_num_threads(0)
     findings = [replace(each, verdict=_verdict(each, chosen)) for each in sorted(finalists, key=_latency)]
     fastest = min(at_first.values(), default=0.0)
     looked = [replace(each, verdict=f"{at_first[each.title] / fastest:.2f}x the fastest at a first look") for each in others]
@@ -116,14 +100,14 @@ def _note_left_out(exam: Exam, lost: list[Finding]) -> Iterator[str]:
         yield f"the time was up before {num_left} {'candidates' if num_left > 1 else 'candidate'}; give more with --seconds"
 
 
-def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays, deadline: float) -> Finding:
+def _measure_original(source: Source, original: Runner, exam: Exam, deadline: float) -> Finding:
     """The original with the number of threads that suits it best, which it is left with."""
     speeds: dict[int, Speed] = {}
     for num_threads in thread_counts(count_cores()):
         if speeds and time.perf_counter() > deadline:
             break
         source.set_num_threads(num_threads)
-        speeds[num_threads] = measure(original, exam.signature, sample, deadline)
+        speeds[num_threads] = measure(original, exam.signature, exam.questions[0].inputs, deadline)
     best = min(speeds, key=lambda count: speeds[count].latency_seconds)
     source.set_num_threads(best)
     return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
@@ -226,9 +210,7 @@ def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> t
     return match, ""
 
 
-def _measure_all(
-    built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
-) -> Iterator[Finding]:
+def _measure_all(built: list[Built], exam: Exam, lost: list[Finding], tell: Tell, deadline: float) -> Iterator[Finding]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
     # every file with its usual number of threads comes first
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
@@ -241,20 +223,27 @@ def _measure_all(
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
         try:
-            runtime = candidate.load(exam.signature)
-            runner = runtime.new_runner()
-            speed = measure(runner, exam.signature, sample, deadline)
+            speed = _look_at(candidate, exam, deadline)
         except Exception as error:  # it passed with other settings; with these it may not even load
             lost.append(replace(finding, verdict=f"cannot be run: {first_line(error)}", candidate=None))
             continue
-        runner.close()
-        runtime.close()
         is_any_measured = True
         yield replace(finding, speed=speed)
 
 
+def _look_at(candidate: Candidate, exam: Exam, deadline: float) -> Speed:
+    """How fast it is at a first look, freshly loaded."""
+    runtime = candidate.load(exam.signature)
+    runner = runtime.new_runner()
+    try:
+        return measure(runner, exam.signature, exam.questions[0].inputs, deadline)
+    finally:
+        runner.close()
+        runtime.close()
+
+
 def _time_finalists(
-    found: list[Finding], baseline: Finding, original: Runner, exam: Exam, sample: Arrays, deadline: float, tell: Tell
+    found: list[Finding], baseline: Finding, original: Runner, exam: Exam, deadline: float, tell: Tell
 ) -> tuple[list[Finding], Finding]:
     """The fastest findings, at least two, and the original, with latencies that were measured side by side."""
     ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
@@ -262,19 +251,59 @@ def _time_finalists(
     if not near:
         return [], baseline
     tell(f"timing the {len(near)} fastest and the original in turns")
-    runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
+    timed, medians = _time_in_turns(near, {baseline.title: original}, exam, deadline)
+    return timed, _with_latency(baseline, medians[baseline.title])
+
+
+def _time_in_turns(
+    findings: list[Finding], others: dict[str, Runner], exam: Exam, deadline: float
+) -> tuple[list[Finding], dict[str, float]]:
+    """The findings with latencies that were measured side by side, together with other runners, whose medians are told, too."""
+    runtimes = {each.title: each.candidate.load(exam.signature) for each in findings if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
     shortest, longest = _TURNS_SECONDS
     seconds = max(shortest, min(longest, deadline - time.perf_counter()))
+    sample = exam.questions[0].inputs
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
-    medians = time_in_turns({**runners, baseline.title: original}, exam.signature, take_rows(sample, batch), seconds)
+    medians = time_in_turns({**runners, **others}, exam.signature, take_rows(sample, batch), seconds)
     for title, runner in runners.items():
         runner.close()
         runtimes[title].close()
-    return [_with_latency(each, medians[each.title]) for each in near], _with_latency(baseline, medians[baseline.title])
+    return [_with_latency(each, medians[each.title]) for each in findings], medians
 
 
-def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, why: str) -> Finding:
+def _choose(
+    source: Source,
+    exam: Exam,
+    folder: Folder,
+    finalists: list[Finding],
+    baseline: Finding,
+    lost: list[Finding],
+    deadline: float,
+) -> tuple[Finding, list[Finding]]:
+    """What is to serve, and the finalists, with the original among them where it was saved to be one."""
+    best = min(finalists, key=_latency, default=None)
+    if best is None:
+        why = "no engine gives the same answers" if any(each.match is not None for each in lost) else "no engine can take it"
+        try:
+            kept = _keep_original(source, exam, folder, why, deadline)
+        except BadModel as error:
+            ways = _list_reasons([*lost, Finding("", "fp32", f"its own format ({source.keep.title})", str(error))])
+            raise BadModel(f"{source.title} cannot be served in any way: {ways}") from error
+        return kept, [kept]
+    if _latency(best) <= _latency(baseline) or source.keep in source.routes:
+        return best, finalists
+    try:
+        kept = _keep_original(source, exam, folder, "no engine is faster", deadline)
+    except BadModel as error:  # an engine is there, if a slower one
+        lost.append(Finding(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
+        return best, finalists
+    # what is saved of a model may be slower than what was in memory
+    pair, _ = _time_in_turns([best, kept], {}, exam, deadline)
+    return min(pair, key=_latency), [*(each for each in finalists if each is not best), *pair]
+
+
+def _keep_original(source: Source, exam: Exam, folder: Folder, why: str, deadline: float) -> Finding:
     """The original in its own format; raises BadModel where that is not possible, either."""
     try:
         with quiet_exporters():
@@ -285,8 +314,8 @@ def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:
         raise BadModel(f"once it is saved: {reason}")
-    finding = Finding(candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed)
-    return replace(finding, nbytes=candidate.nbytes, candidate=candidate)
+    speed, verdict = _look_at(candidate, exam, deadline), f"the original: {why}"
+    return Finding(candidate.title, "fp32", source.keep.title, verdict, match, speed, candidate.nbytes, candidate)
 
 
 def _list_reasons(lost: list[Finding]) -> str:
