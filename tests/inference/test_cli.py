@@ -69,6 +69,14 @@ def test_a_function_takes_the_weights_of_a_file(kind: str, tmp_path: Path, capsy
     np.testing.assert_allclose(session.run(None, {"image": make_images()})[0], answer(model, make_images()), atol=1e-4)
 
 
+def test_a_name_may_be_a_number(program: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.pt2").write_bytes(program)
+    for version in ("1", "2"):
+        assert _run(tmp_path / "net.pt2", "--seconds", 0.01, "--to", tmp_path / "models", "--name", "3") == 0
+        assert (tmp_path / "models" / "3" / version / "card.json").is_file()
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["3"]
+
+
 def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(program)
@@ -112,6 +120,12 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["whole.pt2", "--name", "../up"], "cannot be the name of a model"),
         (["whole.pt2", "--weights", "w.pt"], "weights go into a model that a function builds"),
         (["whole.pt2", "--html", "report.pdf"], "end it with .html"),
+        (["whole.pt2", "--labels", "notes.txt"], "received 1 labels, the model gives OUTPUT__0 [-1, 3]"),
+        (["whole.pt2", "--int8", "--precision", "fp32"], "--int8 tries int8 beside the others, --precision fp32"),
+        (["whole.pt2", "--calibrate", "whole.npz"], "are for int8, which is not asked for; add --int8"),
+        (["columns.onnx"], "the inputs were invented, with sizes that may be wrong: x [16, 32]. Give --samples"),
+        ([f"{NETS}:make_picture"], "give a batch of real ones with --samples"),
+        ([f"{NETS}:make_picture", "--samples", "words.npy"], "expected rows of numbers for the input 'image', received <U4"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_nothing_written(
@@ -141,6 +155,8 @@ def test_what_cannot_be_done_is_one_line_and_nothing_written(
     del weights["head.bias"]
     save_file(weights, "less.safetensors")
     torch.save({"weights": Path("x")}, "code.pt")
+    _save_columns(Path("columns.onnx"))
+    np.save("words.npy", np.array(["some", "text"]))
     assert _run(*arguments, "--to", "models", "--seconds", 1) == 2
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.lstrip()[:1].isdigit()]
     assert len(lines) == 1, lines
@@ -191,6 +207,14 @@ def test_what_libraries_log_and_print_does_not_stand_before_the_error(
     assert len(lines) == 1, lines
     for part in says:
         assert part in lines[0]
+
+
+def _save_columns(path: Path) -> None:
+    """A model that does not tell that it takes four columns."""
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", "columns"]) for name in ("x", "y")]
+    weights = onnx.numpy_helper.from_array(np.ones((4, 2), np.float32), "weights")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "weights"], ["y"])], "columns", ends[:1], ends[1:], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
 
 
 def _save_large(path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import copy
 import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 from nets import Picture, answer, make_images, make_picture, make_rows, make_rows_model, make_sentence, make_texts, save_program
+from safetensors.torch import save_file
 
 import tensorferry as ferry
-from tensorferry.inference.search import FP32_DIFFERENCE
+from tensorferry.inference.exam import set_exam
+from tensorferry.inference.folder import Folder
+from tensorferry.inference.search import FP32_DIFFERENCE, Wishes, search
 from tensorferry.inference.sources.torch import read_module
 from tensorferry.serve.config import read_config
-from tensorferry.serve.runtimes.runtime import LoadOptions
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
 
@@ -186,3 +192,69 @@ def test_the_stages_before_the_search_are_told_and_on_the_clock() -> None:
     assert engine.outcome.num_samples == 32  # the time was up before the original was asked
     assert "there was time to compare 32 of 80 samples; give more with --seconds" in engine.outcome.notes
     engine.close()
+
+
+def test_samples_weights_and_calibration_may_be_the_names_of_files(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    model = Picture().eval()
+    save_file(model.state_dict(), tmp_path / "net.safetensors")
+    np.save(tmp_path / "images.npy", make_images())
+    engine = ferry.optimize(
+        f"{Path(__file__).with_name('nets.py')}:make_picture",
+        str(tmp_path / "images.npy"),
+        weights=str(tmp_path / "net.safetensors"),
+        calibrate=str(tmp_path / "images.npy"),
+        precision="int8",
+        seconds=0.01,
+    )
+    assert engine.outcome.num_samples == len(make_images())
+    assert _difference(answer(model, make_images()), engine(make_images())) <= FP32_DIFFERENCE
+    engine.close()
+
+
+def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    engine = ferry.optimize(make_rows_model(), make_rows(), seconds=0.01)
+    engine.close()
+    engine.close()
+    for use in (lambda: engine(make_rows()), lambda: engine.save(tmp_path / "net")):
+        with pytest.raises(ferry.BadModel, match="this engine is closed"):
+            use()
+
+
+def test_one_text_is_no_list_of_labels() -> None:
+    with pytest.raises(ferry.BadOption, match="expected labels one by one"):
+        ferry.optimize(make_rows_model(), make_rows(), labels="cat")
+
+
+def test_an_example_of_wider_numbers_is_taken_in_the_type_of_the_weights() -> None:
+    engine = ferry.optimize(make_rows_model(), make_rows().astype(np.float64), seconds=0.01)
+    assert [tensor.datatype for tensor in engine.signature.inputs] == ["FP32"]
+    engine.close()
+
+
+class _Remembering:
+    """An original that answers from memory, as nothing that was saved of it can."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+
+    def new_runner(self) -> "_Remembering":
+        return self
+
+    def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        return [np.zeros((len(inputs["image"]), 3), np.float32)]
+
+    def close(self) -> None:
+        pass
+
+
+def test_what_is_kept_of_the_original_is_measured_as_it_will_be_served() -> None:
+    source = read_module(make_picture(), {"image": make_images()})
+    exam = set_exam(source.original.new_runner(), source.signature, {"image": make_images()})
+    quick = replace(source, original=_Remembering(source.signature))
+    folder = Folder()
+    outcome = search(quick, exam, Wishes(seconds=1), folder, lambda _: None, time.perf_counter())
+    kept = next(each for each in outcome.findings if each.title.startswith("PyTorch"))
+    assert kept.speed.latency_seconds > outcome.baseline.speed.latency_seconds
+    assert outcome.chosen.speed.latency_seconds <= kept.speed.latency_seconds
+    folder.remove()

@@ -61,6 +61,24 @@ def test_versions_are_counted_on_and_never_written_over(picture_engine, tmp_path
     assert _names(tmp_path) == before
 
 
+@pytest.mark.parametrize("version", ["0", "01"])
+def test_a_version_that_no_server_would_write_so_is_refused(version: str, picture_engine, tmp_path: Path) -> None:
+    with pytest.raises(ferry.BadModel, match="write repository/name, or repository/name/version"):
+        picture_engine.save(tmp_path / "pictures" / version)
+    assert _names(tmp_path) == []
+
+
+def test_other_labels_under_the_same_name_are_refused_and_nothing_written(picture_engine, tmp_path: Path) -> None:
+    picture_engine.save(tmp_path / "pictures")
+    before = _names(tmp_path)
+    other = copy.copy(picture_engine)
+    other.source = replace(picture_engine.source, labels=("cat", "cow", "ferry"))
+    with pytest.raises(ferry.BadModel, match=r"has other labels \('dog' for 'cow'\)"):
+        other.save(tmp_path / "pictures")
+    assert _names(tmp_path) == before
+    assert (tmp_path / "pictures" / "labels.txt").read_text().split() == list(LABELS)
+
+
 def test_what_people_wrote_into_the_configuration_stays(picture_engine, tmp_path: Path) -> None:
     picture_engine.save(tmp_path / "pictures")
     config = tmp_path / "pictures" / "config.pbtxt"

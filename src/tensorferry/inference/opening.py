@@ -12,7 +12,8 @@ from tensorferry.inference.source import Arrays, Source
 from tensorferry.inference.sources.function import build_model
 
 _KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
-_INVENTED = "answers were compared on random inputs, which say little about real ones; give real samples"
+_INVENTED = "answers were compared on random inputs, which say little about real ones; give real ones with --samples"
+_EXAMPLE_WANTED = "give a batch of real ones with --samples, as the example in Python"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Opened:
     source: Source
     samples: Arrays
     read_calibration: Callable[[Any], Arrays | None]
+    is_invented: bool = False  # nobody gave the samples
 
 
 def open_source(model: Any, given: Given, scratch: Path) -> Opened:
@@ -58,7 +60,7 @@ def open_source(model: Any, given: Given, scratch: Path) -> Opened:
 
 def _finish(source: Source, given: Given) -> Opened:
     """A source about which only the user knows more."""
-    source = replace(source, labels=given.labels or source.labels)
+    source = _with_labels(source, given.labels or source.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is None:
@@ -66,8 +68,18 @@ def _finish(source: Source, given: Given) -> Opened:
         return name_samples(read_samples(calibrate) if isinstance(calibrate, Path) else calibrate, source.signature)
 
     if given.example is None:
-        return Opened(replace(source, notes=(*source.notes, _INVENTED)), invent_samples(source.signature), read_calibration)
+        noted = replace(source, notes=(*source.notes, _INVENTED))
+        return Opened(noted, invent_samples(source.signature), read_calibration, is_invented=True)
     return Opened(source, name_samples(given.example, source.signature), read_calibration)
+
+
+def _with_labels(source: Source, labels: tuple[str, ...]) -> Source:
+    """The source with names for its classes; some output must have as many of something."""
+    sizes = {size for tensor in source.signature.outputs for size in tensor.shape[1:]}
+    if labels and not sizes & {len(labels), -1}:
+        shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in source.signature.outputs)
+        raise BadOption(f"received {len(labels)} labels, the model gives {shapes}; give a label for each class")
+    return replace(source, labels=labels)
 
 
 def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
@@ -82,9 +94,9 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
     source = replace(
         _open_trained(trained.model, samples, scratch),
         title=f"{path.name}, step {trained.step}",
-        labels=given.labels or trained.data.labels,
         transform=trained.recipe.describe_transform(trained.data),
     )
+    source = _with_labels(source, given.labels or trained.data.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is not None and not isinstance(calibrate, Path):
@@ -116,7 +128,7 @@ def _open_object(model: Any, example: Any, scratch: Path) -> Source:
         from tensorferry.inference.sources.torch import order_inputs, read_module
 
         if example is None:
-            raise BadModel(f"a {type(model).__name__} does not tell its inputs; give an example, a batch of real ones")
+            raise BadModel(f"a {type(model).__name__} does not tell its inputs; {_EXAMPLE_WANTED}")
         return read_module(model, order_inputs(model, example))
     raise BadModel(f"expected a torch module, a Keras model or a path, received a {type(model).__name__}")
 
@@ -166,7 +178,7 @@ def _open_script(path: Path, given: Given) -> Source:
 
     example = given.example
     if given.trust and example is None:
-        raise BadModel(f"{path.name} does not tell its inputs; give an example, a batch of real ones")
+        raise BadModel(f"{path.name} does not tell its inputs; {_EXAMPLE_WANTED}")
     if not isinstance(example, Mapping):
         arrays = example if isinstance(example, tuple | list) else (example,)
         example = {f"input_{at}": array for at, array in enumerate(arrays)}

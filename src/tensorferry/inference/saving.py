@@ -16,7 +16,7 @@ from tensorferry.errors import BadModel
 from tensorferry.inference.card import CARD_NAME, make_card
 from tensorferry.inference.configs import make_config, make_engine_config, set_parameters
 from tensorferry.inference.exam import Exam, compare
-from tensorferry.inference.repository import Entry, read_target, write_entries
+from tensorferry.inference.repository import LABELS_NAME, Entry, write_entries
 from tensorferry.inference.search import judge_candidate
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 _MAX_DIFFERENCE = 1e-3  # between two independent rows alone and together: kernels sum in other orders
 
 
-def save_engine(engine: "Engine", path: Path, pipeline: bool = True) -> Path:
-    """Save to "repository/name" (the next version) or "repository/name/version"; returns the version's folder."""
-    root, name, version = read_target(path)
+def save_engine(engine: "Engine", root: Path, name: str, version: int | None, pipeline: bool = True) -> Path:
+    """Save as a model of the repository `root`, without a version as its next one; returns the version's folder."""
     if engine.source.transform is None or not pipeline:
         return write_entries(root, [_make_entry(engine, name)], version)
     return write_entries(root, _make_pipeline(engine, name), version)
@@ -44,7 +43,7 @@ def _make_entry(engine: "Engine", name: str) -> Entry:
     )
     scores = find_scores(engine.signature, labels)
     if scores is not None:
-        next(output for output in config.output if output.name == scores).label_filename = "labels.txt"
+        next(output for output in config.output if output.name == scores).label_filename = LABELS_NAME
     transform = engine.source.transform or {}
     if transform.get("kind") == "text" and config.max_batch_size:
         set_parameters(config, {"padding": f"{transform['ids']}={transform.get('pad', 0)},{transform['mask']}=0"})
@@ -79,7 +78,7 @@ def _make_pipeline(engine: "Engine", name: str) -> list[Entry]:
     config = make_config(name, "ensemble", Signature((first,), outputs), max_batch)
     for output in config.output:
         if output.name == scores:
-            output.label_filename = "labels.txt"
+            output.label_filename = LABELS_NAME
     for entry in entries:
         step = config.ensemble_scheduling.step.add(model_name=entry.config.name, model_version=-1)
         step.input_map.update({each.name: each.name for each in entry.config.input})

@@ -30,6 +30,7 @@ _CPU = torch.device("cpu")
 
 def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> Source:
     """The source of a module; `example` names its inputs in the order of the call."""
+    example = {name: _cast(module, name, array) for name, array in example.items()}
     with quiet_exporters():  # copies of TorchScript warn of gradients that nobody wants
         original = copy.deepcopy(module).to(_CPU).eval()
         exported = copy.deepcopy(original)  # exporting may change what it exports
@@ -109,6 +110,18 @@ def order_inputs(module: torch.nn.Module, example: Any) -> Arrays:
     arrays = example if isinstance(example, tuple | list) else (example,)
     names = [known[at] if at < len(known) else f"input_{at}" for at in range(len(arrays))]
     return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
+
+
+def _cast(module: torch.nn.Module, name: str, array: Any) -> Any:
+    """An input in the type of the module's weights; whole numbers stay what they are."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
+        shape = list(array.shape)
+        raise BadModel(f"expected rows of numbers for the input {name!r}, received {array.dtype} of the shape {shape}")
+    own = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+    if array.dtype.kind != "f" or own not in (torch.float16, torch.float32, torch.float64):
+        return array
+    return array.astype(str(own).removeprefix("torch."), copy=False)
 
 
 def find_free_axes(array: Any) -> tuple[int, ...]:
