@@ -18,6 +18,7 @@ from onnx import helper
 from safetensors.torch import save_file
 
 from tensorferry.cli import main
+from tensorferry.files import digest
 from tensorferry.train.trained import load_trained
 
 TINY = f"{Path(__file__).parents[1] / 'train' / 'tiny.py'}:Tiny"
@@ -43,6 +44,10 @@ def test_a_run_becomes_an_engine_that_serves(tmp_path: Path, capsys: pytest.Capt
     assert found["saved"] == str(tmp_path / "models" / "points" / "1")
     assert found["num_samples"] == 16
     assert "points, step" in (tmp_path / "report.html").read_text()
+    origin = json.loads((tmp_path / "models" / "points" / "1" / "card.json").read_text())["from"]
+    assert (origin["run"], origin["recipe"]) == ("points", "tiny.py:Tiny")
+    weights = run / "checkpoints" / f"step-{origin['step']:08d}" / "model.pt"
+    assert origin["checksums"] == {"model.pt": f"sha256:{digest(weights)}"}
 
     rows = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
     tensor = triton.InferInput("x", [5, 4], "FP32")
@@ -65,6 +70,8 @@ def test_a_function_takes_the_weights_of_a_file(kind: str, tmp_path: Path, capsy
     assert "agreement" in capsys.readouterr().out
     card = json.loads((tmp_path / "net" / "1" / "card.json").read_text())
     assert card["from"]["framework"] == "torch"
+    assert card["from"]["function"] == "nets.py:make_picture"
+    assert card["from"]["checksums"] == {weights.name: f"sha256:{digest(weights)}"}
     session = onnxruntime.InferenceSession(tmp_path / "net" / "1" / "model.onnx")
     np.testing.assert_allclose(session.run(None, {"image": make_images()})[0], answer(model, make_images()), atol=1e-4)
 
@@ -73,7 +80,8 @@ def test_a_name_may_be_a_number(program: bytes, tmp_path: Path) -> None:
     (tmp_path / "net.pt2").write_bytes(program)
     for version in ("1", "2"):
         assert _run(tmp_path / "net.pt2", "--seconds", 0.01, "--to", tmp_path / "models", "--name", "3") == 0
-        assert (tmp_path / "models" / "3" / version / "card.json").is_file()
+        card = json.loads((tmp_path / "models" / "3" / version / "card.json").read_text())
+        assert card["from"]["checksums"] == {"net.pt2": f"sha256:{digest(tmp_path / 'net.pt2')}"}
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["3"]
 
 

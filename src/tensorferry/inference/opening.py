@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, BadOption, MissingExtra
+from tensorferry.files import list_checksums
 from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.samples import invent_samples, name_samples, read_samples
 from tensorferry.inference.source import Arrays, Source
@@ -46,16 +47,25 @@ def open_source(model: Any, given: Given, scratch: Path) -> Opened:
             return _finish(_open_object(model, given.example, scratch), given)
         path = Path(model)
         if isinstance(model, str) and ":" in model and not path.exists():
-            return _finish(_open_object(build_model(model, given.weights), given.example, scratch), given)
+            source = _open_object(build_model(model, given.weights), given.example, scratch)
+            checksums = {} if given.weights is None else list_checksums(given.weights)
+            return _finish(replace(source, origin={"function": path.name, "checksums": checksums}), given)
         if given.weights is not None:
             raise BadOption(f"weights go into a model that a function builds; {str(model)!r} has its own")
         if path.is_dir() and not (path / "saved_model.pb").is_file():
             return _open_run(path, given, scratch)
-        return _finish(_open_file(path, given, scratch), given)
+        source = _open_file(path, given, scratch)
+        return _finish(replace(source, origin={"file": path.name, "checksums": _sum_file(path)}), given)
     except ModuleNotFoundError as error:
         if isinstance(error, MissingExtra):
             raise
         raise MissingExtra(f'this needs {error.name}, which is not installed: pip install "tensorferry[optimize]"') from error
+
+
+def _sum_file(path: Path) -> dict[str, str]:
+    """The checksums of a model's file, and of the weights that lie beside it."""
+    beside = path.with_suffix(".bin")
+    return list_checksums(path) | (list_checksums(beside) if path.suffix.lower() == ".xml" else {})
 
 
 def _finish(source: Source, given: Given) -> Opened:
@@ -94,6 +104,13 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
     source = replace(
         _open_trained(trained.model, samples, scratch),
         title=f"{path.name}, step {trained.step}",
+        origin={
+            "run": path.resolve().name,
+            "recipe": Path(trained.config.recipe).name,
+            "step": trained.step,
+            "checksums": {name: each for name, each in list_checksums(trained.checkpoint).items() if name.startswith("model.")},
+        },
+        columns=trained.recipe.describe_columns(trained.data),
         transform=trained.recipe.describe_transform(trained.data),
     )
     source = _with_labels(source, given.labels or trained.data.labels)

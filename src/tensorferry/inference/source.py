@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +39,9 @@ class Source:
     original: Runtime  # answers as the model itself does; no export has touched it
     routes: tuple[Route, ...]  # of each backend the preferred one first
     keep: Route  # its own format: what is served where nothing else gives its answers
+    origin: Mapping[str, Any] = field(default_factory=dict)  # for the card: names without folders, checksums
     labels: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)  # for the card: what stands in the columns of each input
     transform: dict[str, Any] | None = None  # what turns a client's image or text into inputs, as data
     notes: tuple[str, ...] = ()
     set_num_threads: Callable[[int], None] = lambda _: None  # of the original, where it can be told; 0: as it was
