@@ -59,7 +59,7 @@ def test_threads_that_spin_in_the_next_turn_do_not_always_meet_the_same_runner(m
 def test_turns_end_with_the_round_in_which_the_time_is_up(machine: Machine) -> None:
     runners = {"a": Timed(machine, "a", 5.0), "b": Timed(machine, "b", 4.0)}
     assert time_in_turns(runners, SIGNATURE, ROWS, 0.0) == {"a": 5.0, "b": 4.0}
-    assert [len(runner.batches) for runner in runners.values()] == [4, 4]
+    assert [len(runner.batches) for runner in runners.values()] == [2, 2]
 
 
 def test_larger_batches_are_not_begun_behind_the_deadline(machine: Machine) -> None:

@@ -24,8 +24,8 @@ from tensorferry.inference.source import Arrays, Route, Source, first_line, quie
 from tensorferry.serve.runtimes.runtime import Runner
 
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
-_NEAR = 1.25  # candidates within this of the best are timed again, in turns
-_MAX_FINALISTS = 4
+_NEAR = 1.5  # candidates within this of the best are timed again, in turns: a first look may be off by as much
+_MAX_FINALISTS = 6
 _MAX_REASON = 160  # letters of each, where several make up one line
 ASK_SHARE = 0.25  # of the time: what the original's answers may take
 # of the time: after it the original is not measured further, no file is begun, no other candidate is looked at
