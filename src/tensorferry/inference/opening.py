@@ -70,7 +70,7 @@ def _sum_file(path: Path) -> dict[str, str]:
 
 def _finish(source: Source, given: Given) -> Opened:
     """A source about which only the user knows more."""
-    source = _with_labels(source, given.labels or source.labels)
+    source = _with_labels(source, given.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is None:
@@ -84,12 +84,12 @@ def _finish(source: Source, given: Given) -> Opened:
 
 
 def _with_labels(source: Source, labels: tuple[str, ...]) -> Source:
-    """The source with names for its classes; some output must have as many of something."""
+    """The source with a user's names for its classes, if there are any; some output must have as many of something."""
     sizes = {size for tensor in source.signature.outputs for size in tensor.shape[1:]}
     if labels and not sizes & {len(labels), -1}:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in source.signature.outputs)
         raise BadOption(f"received {len(labels)} labels, the model gives {shapes}; give a label for each class")
-    return replace(source, labels=labels)
+    return replace(source, labels=labels or source.labels)
 
 
 def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
@@ -113,7 +113,7 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
         columns=trained.recipe.describe_columns(trained.data),
         transform=trained.recipe.describe_transform(trained.data),
     )
-    source = _with_labels(source, given.labels or trained.data.labels)
+    source = _with_labels(replace(source, labels=trained.data.labels), given.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is not None and not isinstance(calibrate, Path):

@@ -250,7 +250,7 @@ def _time_finalists(
     near = [each for at, each in enumerate(ranked) if at < 2 or _latency(each) <= _NEAR * _latency(ranked[0])]
     if not near:
         return [], baseline
-    tell(f"timing the {len(near)} fastest and the original in turns")
+    tell(f"timing the {f'{len(near)} ' if len(near) > 1 else ''}fastest and the original in turns")
     timed, medians = _time_in_turns(near, {baseline.title: original}, exam, deadline)
     return timed, _with_latency(baseline, medians[baseline.title])
 
