@@ -128,7 +128,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["whole.pt2", "--name", "../up"], "cannot be the name of a model"),
         (["whole.pt2", "--weights", "w.pt"], "weights go into a model that a function builds"),
         (["whole.pt2", "--html", "report.pdf"], "end it with .html"),
-        (["whole.pt2", "--labels", "notes.txt"], "received 1 labels, the model gives OUTPUT__0 [-1, 3]"),
+        (["whole.pt2", "--labels", "notes.txt"], "the model gives OUTPUT__0 [-1, 3], the number of labels is 1"),
         (["whole.pt2", "--int8", "--precision", "fp32"], "--int8 tries int8 beside the others, --precision fp32"),
         (["whole.pt2", "--calibrate", "whole.npz"], "are for int8, which is not asked for; add --int8"),
         (["columns.onnx"], "the inputs were invented, with sizes that may be wrong: x [16, 32]. Give --samples"),

@@ -15,9 +15,10 @@ from nets import Picture, answer, make_images, make_picture, make_rows, make_row
 from safetensors.torch import save_file
 
 import tensorferry as ferry
+from tensorferry.inference.building import FP32_DIFFERENCE, Wishes
 from tensorferry.inference.exam import set_exam
 from tensorferry.inference.folder import Folder
-from tensorferry.inference.search import FP32_DIFFERENCE, Wishes, search
+from tensorferry.inference.search import search
 from tensorferry.inference.sources.torch import read_module
 from tensorferry.serve.config import read_config
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature

@@ -15,6 +15,7 @@ import numpy as np
 from tensorferry.inference.source import Arrays
 from tensorferry.serve.runtimes.runtime import Runner, Signature
 
+NUM_RUNS_A_TURN = 4  # of which the first is not timed
 _BATCHES = (4, 16)  # tried for throughput beside one row
 _NUM_WARM_UPS = 2
 _SCREEN_SECONDS = 0.4  # of one candidate at one batch
@@ -64,7 +65,9 @@ def time_in_turns(
         for name in order:
             # the first run after another runtime's threads were busy is not the usual one
             first = _time(runners[name], names, inputs)
-            times[name] += [_time(runners[name], names, inputs) for _ in range(3 if first < _SLOW_SECONDS else 1)]
+            times[name] += [
+                _time(runners[name], names, inputs) for _ in range(NUM_RUNS_A_TURN - 1 if first < _SLOW_SECONDS else 1)
+            ]
         if time.perf_counter() > end:
             break
     return {name: statistics.median(each) for name, each in times.items()}

@@ -85,10 +85,10 @@ def _finish(source: Source, given: Given) -> Opened:
 
 def _with_labels(source: Source, labels: tuple[str, ...]) -> Source:
     """The source with a user's names for its classes, if there are any; some output must have as many of something."""
-    sizes = {size for tensor in source.signature.outputs for size in tensor.shape[1:]}
+    sizes = {size for tensor in source.signature.outputs for size in (tensor.shape[1:] if tensor.has_rank else (-1,))}
     if labels and not sizes & {len(labels), -1}:
         shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in source.signature.outputs)
-        raise BadOption(f"received {len(labels)} labels, the model gives {shapes}; give a label for each class")
+        raise BadOption(f"the model gives {shapes}, the number of labels is {len(labels)}; give one for each class")
     return replace(source, labels=labels or source.labels)
 
 

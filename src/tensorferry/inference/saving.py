@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import BadModel
+from tensorferry.inference.building import judge_candidate
 from tensorferry.inference.card import make_card, make_pipeline_card, make_step_card, write_card
 from tensorferry.inference.configs import make_config, make_engine_config, set_parameters
 from tensorferry.inference.exam import Exam, compare
 from tensorferry.inference.repository import LABELS_NAME, Entry, write_entries
-from tensorferry.inference.search import judge_candidate
 from tensorferry.inference.source import Source
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime

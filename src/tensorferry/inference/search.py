@@ -7,55 +7,29 @@ The time limit bounds all of it, from the loading of the model on: each stage ha
 except that one engine is always built and measured.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
-from tensorferry.errors import BadModel, MissingExtra
-from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, list_variants, make_candidate, thread_counts
-from tensorferry.inference.exam import Exam, Match, examine
+from tensorferry.errors import BadModel
+from tensorferry.inference.building import NOT_BUILT, Built, Tell, Wishes, build_all, judge_candidate
+from tensorferry.inference.candidates import Candidate, count_cores, list_variants, make_candidate, thread_counts
+from tensorferry.inference.exam import Exam, Match
 from tensorferry.inference.folder import Folder
-from tensorferry.inference.measure import Speed, has_free_batch, measure, take_rows, time_in_turns
+from tensorferry.inference.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.inference.outcome import Finding, Outcome
-from tensorferry.inference.quantise import list_quantisers
-from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
+from tensorferry.inference.source import Source, first_line, quiet_exporters
 from tensorferry.serve.runtimes.runtime import Runner
 
-FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
-_NEAR = 1.5  # candidates within this of the best are timed again, in turns: a first look may be off by as much
-_MAX_FINALISTS = 6
+# candidates within this of the best are timed again, in turns: where others use the cores, a first look is off by as much
+_NEAR = 2.5
+_MAX_FINALISTS = 8
 _MAX_REASON = 160  # letters of each, where several make up one line
 ASK_SHARE = 0.25  # of the time: what the original's answers may take
 # of the time: after it the original is not measured further, no file is begun, no other candidate is looked at
 _ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.4, 0.75, 0.9
-_TURNS_SECONDS = (1.0, 10.0)  # at least and at most
-_NOT_BUILT, _NOT_MEASURED = "not built: the time was up", "not measured: the time was up"
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user asked for."""
-
-    precisions: tuple[str, ...] = ("fp32", "bf16")
-    min_agreement: float = 0.99
-    seconds: float = 120.0
-    calibration: Arrays | None = None  # for int8: samples that are not in the exam
-
-
-@dataclass(frozen=True)
-class Built:
-    """A file that gives the original's answers."""
-
-    backend: str
-    precision: str
-    path: Path
-    route: str
-    match: Match
-    variant: str = ""
+_TURNS_SECONDS = (1.0, 20.0)  # at least and at most
+_NOT_MEASURED = "not measured: the time was up"
 
 
 def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell, began: float) -> Outcome:
@@ -67,7 +41,7 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
     baseline = _measure_original(source, original, exam, asked)
-    built = _build_all(source, exam, wishes, folder, lost, tell, built_by)
+    built = build_all(source, exam, wishes, folder, lost, tell, built_by)
     found = list(_measure_all(built, exam, lost, tell, looked_at))
     at_first = {each.title: _latency(each) for each in found}
     finalists, baseline = _time_finalists(found, baseline, original, exam, deadline, tell)
@@ -95,7 +69,7 @@ def _note_left_out(exam: Exam, lost: list[Finding]) -> Iterator[str]:
     if exam.num_left:
         num_given = exam.num_samples + exam.num_left
         yield f"there was time to compare {exam.num_samples} of {num_given} samples; give more with --seconds"
-    num_left = sum(each.verdict in (_NOT_BUILT, _NOT_MEASURED) for each in lost)
+    num_left = sum(each.verdict in (NOT_BUILT, _NOT_MEASURED) for each in lost)
     if num_left:
         yield f"the time was up before {num_left} {'candidates' if num_left > 1 else 'candidate'}; give more with --seconds"
 
@@ -111,103 +85,6 @@ def _measure_original(source: Source, original: Runner, exam: Exam, deadline: fl
     best = min(speeds, key=lambda count: speeds[count].latency_seconds)
     source.set_num_threads(best)
     return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
-
-
-def _build_all(
-    source: Source, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> list[Built]:
-    plain: list[Built] = []
-    for backend in dict.fromkeys(route.backend for route in source.routes):
-        routes = [route for route in source.routes if route.backend == backend]
-        plain += _build_plain(routes, exam, wishes, folder, lost, tell, deadline if plain else math.inf)
-    built = list(plain) if "fp32" in wishes.precisions else []
-    for each in plain:
-        if "bf16" in wishes.precisions and each.backend == "openvino" and has_bf16():
-            if built and time.perf_counter() > deadline:
-                lost.append(Finding(_title("openvino", "bf16", each.path), "bf16", each.route, _NOT_BUILT))
-            else:
-                built += _admit(replace(each, precision="bf16"), exam, wishes, lost)
-    for each in plain if "int8" in wishes.precisions else ():
-        built += _build_int8(each, exam, wishes, folder, lost, tell, deadline)
-    return built
-
-
-def _build_int8(
-    plain: Built, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> Iterator[Built]:
-    assert wishes.calibration is not None
-    for quantiser in list_quantisers(plain.backend):
-        title = _title(plain.backend, "int8", plain.path, quantiser.variant)
-        if time.perf_counter() > deadline:
-            lost.append(Finding(title, "int8", quantiser.title, _NOT_BUILT))
-            continue
-        tell(f"quantising: {quantiser.title}")
-        try:
-            with quiet_exporters():
-                path = quantiser.write(plain.path, wishes.calibration, folder.new())
-        except MissingExtra as error:
-            lost.append(Finding(title, "int8", quantiser.title, str(error)))
-        except Exception as error:  # whatever a quantiser raises at a graph that it does not know
-            lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {first_line(error)}"))
-        else:
-            built = Built(plain.backend, "int8", path, quantiser.title, plain.match, quantiser.variant)
-            yield from _admit(built, exam, wishes, lost)
-
-
-def _build_plain(
-    routes: list[Route], exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> list[Built]:
-    """The file of the first route that gives the original's answers in fp32; nothing where none does."""
-    for route in routes:
-        target = folder.new()
-        title = _title(route.backend, "fp32", target)
-        if time.perf_counter() > deadline:
-            lost.append(Finding(title, "fp32", route.title, _NOT_BUILT))
-            break
-        tell(f"exporting: {route.title}")
-        try:
-            with quiet_exporters():
-                path = route.write(target)
-        except Exception as error:  # whatever an exporter raises at a model that it does not know
-            hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
-            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
-            continue
-        admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
-        if admitted:
-            return admitted
-    return []
-
-
-def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Iterator[Built]:
-    """The file with what it reached, if it passes; otherwise it is among the lost, with the reason."""
-    candidate = make_candidate(built.backend, built.precision, built.path, count_cores(), built.variant)
-    match, reason = judge_candidate(candidate, exam, wishes.min_agreement)
-    if reason:
-        lost.append(Finding(candidate.title, built.precision, built.route, reason, match, nbytes=candidate.nbytes))
-    else:
-        assert match is not None
-        yield replace(built, match=match)
-
-
-def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> tuple[Match | None, str]:
-    """How a freshly loaded candidate does in the exam, and why it fails; no reason: it passes."""
-    try:
-        runtime = candidate.load(exam.signature)
-    except Exception as error:  # a file that was written without an error may still be no model
-        return None, f"cannot be loaded: {first_line(error)}"
-    runner = runtime.new_runner()
-    try:
-        match = examine(exam, runner)
-    finally:
-        runner.close()
-        runtime.close()
-    if match.fault:
-        return match, f"other answers: {match.fault}"
-    if match.agreement < min_agreement:
-        return match, f"agrees on {_percent(match.agreement)} of the samples; {_percent(min_agreement)} are asked for"
-    if candidate.precision == "fp32" and match.difference > FP32_DIFFERENCE:
-        return match, f"differs by {match.difference:.2g} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
-    return match, ""
 
 
 def _measure_all(built: list[Built], exam: Exam, lost: list[Finding], tell: Tell, deadline: float) -> Iterator[Finding]:
@@ -246,13 +123,21 @@ def _time_finalists(
     found: list[Finding], baseline: Finding, original: Runner, exam: Exam, deadline: float, tell: Tell
 ) -> tuple[list[Finding], Finding]:
     """The fastest findings, at least two, and the original, with latencies that were measured side by side."""
-    ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
-    near = [each for at, each in enumerate(ranked) if at < 2 or _latency(each) <= _NEAR * _latency(ranked[0])]
+    near = _pick_finalists(found, _latency(baseline), deadline - time.perf_counter())
     if not near:
         return [], baseline
     tell(f"timing the {f'{len(near)} ' if len(near) > 1 else ''}fastest and the original in turns")
     timed, medians = _time_in_turns(near, {baseline.title: original}, exam, deadline)
     return timed, _with_latency(baseline, medians[baseline.title])
+
+
+def _pick_finalists(found: list[Finding], baseline_seconds: float, seconds: float) -> list[Finding]:
+    """The nearest, at least two, the fastest first; no more than have a turn in that time."""
+    ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
+    near = [each for at, each in enumerate(ranked) if at < 2 or _latency(each) <= _NEAR * _latency(ranked[0])]
+    while len(near) > 2 and NUM_RUNS_A_TURN * (baseline_seconds + sum(map(_latency, near))) > seconds:
+        near.pop()
+    return near
 
 
 def _time_in_turns(
@@ -326,10 +211,6 @@ def _list_reasons(lost: list[Finding]) -> str:
     return "; ".join(f"{' and '.join(dict.fromkeys(each))}: {verdict[:_MAX_REASON]}" for verdict, each in routes.items())
 
 
-def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:
-    return make_candidate(backend, precision, path, count_cores(), variant).title
-
-
 def _verdict(finding: Finding, chosen: Finding) -> str:
     if finding.title == chosen.title:
         return f"chosen: {chosen.verdict or 'the fastest that gives the same answers'}"
@@ -344,7 +225,3 @@ def _with_latency(finding: Finding, seconds: float) -> Finding:
 def _latency(finding: Finding) -> float:
     assert finding.speed is not None
     return finding.speed.latency_seconds
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, BadOption
+from tensorferry.inference.building import Tell, Wishes
 from tensorferry.inference.candidates import has_bf16
 from tensorferry.inference.engine import Engine
 from tensorferry.inference.exam import Exam, set_exam
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.opening import Given, Opened, open_source
 from tensorferry.inference.samples import MAX_SAMPLES, cut_rows, read_samples, split_samples
-from tensorferry.inference.search import ASK_SHARE, Tell, Wishes, search
+from tensorferry.inference.search import ASK_SHARE, search
 from tensorferry.inference.source import Arrays
 from tensorferry.plan.machines import nearest
 from tensorferry.serve.faults import InvalidRequest

@@ -46,12 +46,10 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     outputs = _find_outputs(original, rows, shapes)
     signature = Signature(inputs, tuple(outputs.values()))
     runtime = TorchRuntime(original, _CPU, signature, tuple(example), tuple(outputs))
-
+    title = title or type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         scripted = Route("OpenVINO from TorchScript", "openvino", lambda folder: _convert_object(exported, signature, folder))
-        return _make_source(
-            title or type(module).__name__, runtime, (scripted,), _keep_script(lambda target: torch.jit.save(exported, target))
-        )
+        return _make_source(title, runtime, (scripted,), _keep_script(lambda target: torch.jit.save(exported, target)))
 
     def export() -> Any:
         dynamic = tuple(dict.fromkeys(free, torch.export.Dim.AUTO) for free in shapes)
@@ -63,14 +61,13 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     )
     routes = (*_routes_of_program(program, signature), traced)
     keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
-    return _make_source(title or type(module).__name__, runtime, routes, keep)
+    return _make_source(title, runtime, routes, keep)
 
 
 def read_program(path: Path, num_threads: int) -> Source:
     """The source of a `.pt2` file, which holds no code."""
     runtime = load_runtime("pytorch", LoadOptions(path, num_threads))
     assert runtime.signature is not None
-
     # a second time: the first one gives the answers to compare with
     program = _once(lambda: torch.export.load(path))
 
