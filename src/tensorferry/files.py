@@ -33,3 +33,10 @@ def digest(path: Path) -> str:
     """The SHA-256 of what a file holds, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_checksums(path: Path) -> dict[str, str]:
+    """The SHA-256 of a file, or of every file below a folder, by its name there."""
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    root = path.parent if path.is_file() else path
+    return {str(each.relative_to(root)): f"sha256:{digest(each)}" for each in files}

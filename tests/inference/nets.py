@@ -45,6 +45,16 @@ def make_sentence() -> Sentence:
     return Sentence().eval()
 
 
+def make_rows_model() -> torch.nn.Module:
+    """Three classes of rows of six numbers."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, NUM_CLASSES)).eval()
+
+
+def make_rows(num_rows: int = NUM_ROWS) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((num_rows, 6)).astype(np.float32)
+
+
 def make_images(num_rows: int = NUM_ROWS) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((num_rows, 3, 8, 8)).astype(np.float32)
 

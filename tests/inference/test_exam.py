@@ -76,3 +76,11 @@ def test_an_original_that_gives_nan_cannot_be_compared_with() -> None:
 def test_an_unknown_judge_suggests_the_nearest() -> None:
     with pytest.raises(BadOption, match="did you mean 'top1'"):
         set_exam(Function(lambda x: x), SIGNATURE, {"x": X}, "top")
+
+
+def test_the_original_is_asked_no_more_samples_than_there_is_time_for() -> None:
+    rows = {"x": np.concatenate([X, X, X])}
+    cut = set_exam(Function(lambda x: x), SIGNATURE, rows, deadline=0.0)
+    assert (cut.num_samples, cut.num_left) == (32, 28)
+    whole = set_exam(Function(lambda x: x), SIGNATURE, rows)
+    assert (whole.num_samples, whole.num_left) == (60, 0)

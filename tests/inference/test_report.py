@@ -1,6 +1,7 @@
 """What a search found, for a terminal and as a page."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,29 @@ def test_the_page_needs_nothing_from_outside_and_escapes_what_it_shows(tmp_path:
     assert "http" not in page.replace("http-equiv", "")
     assert "80 % &lt;of&gt; the samples" in page
     assert "a &lt;note&gt;" in page
-    assert page.count("<rect") == 2  # what failed its exam was not measured
+
+
+def test_the_picture_has_every_candidate(tmp_path: Path) -> None:
+    page = REPORT.save(tmp_path / "engine.html").read_text()
+    picture = page[page.index("<svg") : page.index("</svg>")]
+    assert picture.count("<rect") == 4  # latency and throughput, of what was measured
+    for part in (CHOSEN.title, LOST.title, "net &amp; co, as it is (torch)", "1 ms", "2,500 at batch 4", "80 %", "1 MiB"):
+        assert part in picture
+    assert "not measured" in picture
+    assert "agrees on 80 % &lt;of&gt; the samples" in picture  # why it lost
+
+
+def test_a_narrow_terminal_has_every_figure_the_reason_and_the_way() -> None:
+    out = io.StringIO()
+    Console(file=out, width=80).print(REPORT)
+    text = " ".join(out.getvalue().split())
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    for part in ("2,500", "2.0e-07", "1 MiB", "agrees on 80 % <of> the samples (static)", "chosen: the fastest (ONNX)"):
+        assert part in text
+
+
+def test_one_sample_is_not_called_samples() -> None:
+    assert "on 1 sample, 99 %" in " ".join(str(EngineReport(replace(REPORT.outcome, num_samples=1))).split())
 
 
 def test_a_page_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -52,6 +52,33 @@ def test_the_card_tells_what_was_made_and_its_checksums_are_true(picture_engine,
         assert checksum == f"sha256:{hashlib.sha256((folder / name).read_bytes()).hexdigest()}"
 
 
+def test_the_card_tells_what_stands_in_the_columns(picture_engine, tmp_path: Path) -> None:
+    engine = copy.copy(picture_engine)
+    columns = {"image": [{"column": "colour", "missing": 0, "codes": {"red": 1}}]}
+    engine.source = replace(picture_engine.source, columns=columns)
+    assert json.loads((engine.save(tmp_path / "pictures") / "card.json").read_text())["columns"] == columns
+
+
+def test_every_model_of_a_pipeline_has_a_card_of_its_own(picture_engine, tmp_path: Path) -> None:
+    transform = {"kind": "image", "height": 8, "width": 8, "resize": "crop", "mean": [0.0] * 3, "std": [1.0] * 3}
+    transform |= {"layout": "NCHW", "input": "image"}
+    _with_transform(picture_engine, transform, LABELS).save(tmp_path / "animals")
+    ends = {
+        "animals": (["IMAGE"], ["output", "LABEL"]),
+        "animals_transform": (["IMAGE"], ["image"]),
+        "animals_engine": (["image"], ["output"]),
+        "animals_labels": (["output"], ["LABEL"]),
+    }
+    for name, (inputs, outputs) in ends.items():
+        card = json.loads((tmp_path / name / "1" / "card.json").read_text())
+        assert [[end["name"] for end in card[word]] for word in ("inputs", "outputs")] == [inputs, outputs]
+        assert card["from"]["model"] == "Picture"
+        assert card["files"]
+        for file, checksum in card["files"].items():
+            step, _, path = file.partition("/") if name == "animals" else (name, "", file)
+            assert checksum == f"sha256:{hashlib.sha256((tmp_path / step / '1' / path).read_bytes()).hexdigest()}"
+
+
 def test_versions_are_counted_on_and_never_written_over(picture_engine, tmp_path: Path) -> None:
     assert picture_engine.save(tmp_path / "pictures" / "4").name == "4"
     assert picture_engine.save(tmp_path / "pictures").name == "5"
@@ -59,6 +86,24 @@ def test_versions_are_counted_on_and_never_written_over(picture_engine, tmp_path
     with pytest.raises(ferry.BadModel, match="version 4 of 'pictures' is already"):
         picture_engine.save(tmp_path / "pictures" / "4")
     assert _names(tmp_path) == before
+
+
+@pytest.mark.parametrize("version", ["0", "01"])
+def test_a_version_that_no_server_would_write_so_is_refused(version: str, picture_engine, tmp_path: Path) -> None:
+    with pytest.raises(ferry.BadModel, match="write repository/name, or repository/name/version"):
+        picture_engine.save(tmp_path / "pictures" / version)
+    assert _names(tmp_path) == []
+
+
+def test_other_labels_under_the_same_name_are_refused_and_nothing_written(picture_engine, tmp_path: Path) -> None:
+    picture_engine.save(tmp_path / "pictures")
+    before = _names(tmp_path)
+    other = copy.copy(picture_engine)
+    other.source = replace(picture_engine.source, labels=("cat", "cow", "ferry"))
+    with pytest.raises(ferry.BadModel, match=r"has other labels \('dog' for 'cow'\)"):
+        other.save(tmp_path / "pictures")
+    assert _names(tmp_path) == before
+    assert (tmp_path / "pictures" / "labels.txt").read_text().split() == list(LABELS)
 
 
 def test_what_people_wrote_into_the_configuration_stays(picture_engine, tmp_path: Path) -> None:

@@ -156,3 +156,16 @@ def test_only_two_columns_of_words_can_be_crossed(folder: Path, crosses: str) ->
     data = recipe.load_data(folder / "goods.csv")
     with pytest.raises(BadRecipe, match=r"cannot cross .*: colour, shape"):
         recipe.build_model(data)
+
+
+def test_the_columns_tell_a_client_what_to_send(folder: Path) -> None:
+    recipe = WideDeep(WideDeepSettings(target="sold"))
+    data = recipe.load_data(folder / "goods.csv")
+    told = recipe.describe_columns(data)
+    assert [column["column"] for column in told["numbers"]] == ["price", "weight"]
+    assert told["categories"] == [
+        {"column": "colour", "missing": 0, "codes": {"blue": 1, "red": 2}},
+        {"column": "shape", "missing": 0, "codes": {"round": 1, "square": 2}},
+    ]
+    prices = [float(price) for line in _goods().splitlines()[1:] if (price := line.partition(",")[0]) != "NA"]
+    assert min(prices) < told["numbers"][0]["missing"] < max(prices)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from tensorferry.cli.numbers import seconds
@@ -63,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
 
     from tensorferry.inference.job import Job, run_job
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(file=sys.stderr, highlight=False)  # this very one: progress goes on while exporters are kept quiet
     job = Job(
         model=options.model,
         to=options.to,
@@ -72,7 +73,8 @@ def _run(options: argparse.Namespace) -> int:
         calibrate=options.calibrate,
         labels=options.labels,
         weights=options.weights,
-        precision="int8" if options.int8 else options.precision,
+        precision=options.precision,
+        int8=options.int8,
         min_agreement=options.min_agreement,
         judge=options.judge,
         seconds=options.seconds,
@@ -81,7 +83,12 @@ def _run(options: argparse.Namespace) -> int:
         html=options.html,
     )
     done = run_job(job, console)
-    print(json.dumps(done.report.to_json() | {"saved": str(done.folder or "")}, indent=1) if options.json else done.report)
+    if options.json:
+        print(json.dumps(done.report.to_json() | {"saved": str(done.folder or "")}, indent=1))
+    elif sys.stdout.isatty():
+        Console(highlight=False).print(done.report)  # as wide as the terminal is
+    else:
+        print(done.report)
     if done.folder is not None:
         console.print(f"saved: {done.folder}", markup=False, soft_wrap=True)
     return 0

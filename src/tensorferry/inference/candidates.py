@@ -53,6 +53,7 @@ class Candidate:
             self.path,
             self.num_threads,
             device="gpu" if self.accelerator else "cpu",
+            trust=self.path.suffix == ".pt",  # TorchScript comes so far only if the user trusts it
             parameters=self.parameters,
             input_names=tuple(tensor.name for tensor in signature.inputs),
             output_names=tuple(tensor.name for tensor in signature.outputs),

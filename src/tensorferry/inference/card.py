@@ -1,18 +1,20 @@
 """The card beside an engine: what it came from, what it takes and gives, what was measured, and what made it."""
 
+import json
 import platform
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tensorferry.files import digest
+from tensorferry.files import list_checksums
 from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.outcome import Outcome
 from tensorferry.inference.source import Source
-from tensorferry.serve.runtimes.runtime import TensorSignature
+from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.train.config import find_processor, find_versions
 
-CARD_NAME = "card.json"
+_NAME = "card.json"
 _TOOLS = (
     "tensorferry",
     "onnx",
@@ -36,11 +38,9 @@ def make_card(source: Source, outcome: Outcome, folder: Path) -> dict[str, Any]:
     assert chosen.speed is not None
     assert baseline.speed is not None
     return {
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "from": {"model": source.title, "framework": source.framework, "route": chosen.route},
-        "inputs": [_describe(tensor) for tensor in source.signature.inputs],
-        "outputs": [_describe(tensor) for tensor in source.signature.outputs],
+        **_begin(source, source.signature, chosen.route),
         "labels": list(source.labels),
+        "columns": dict(source.columns),
         "transform": None if source.transform is None else {k: v for k, v in source.transform.items() if k != "tokenizer"},
         "engine": {
             "backend": chosen.candidate.backend,
@@ -63,12 +63,46 @@ def make_card(source: Source, outcome: Outcome, folder: Path) -> dict[str, Any]:
             "original_rows_per_second": baseline.speed.rows_per_second,
         },
         "machine": {"cpu": find_processor(), "cores": count_cores()},
-        "tools": {"python": platform.python_version()} | find_versions(_TOOLS),
-        "files": {
-            str(path.relative_to(folder)): f"sha256:{digest(path)}" for path in sorted(folder.rglob("*")) if path.is_file()
-        },
+        "tools": _list_tools(),
+        "files": list_checksums(folder),
         "notes": list(outcome.notes),
     }
+
+
+def make_step_card(source: Source, signature: Signature, folder: Path) -> dict[str, Any]:
+    """The card of a pipeline's step beside the engine, whose files are in `folder`."""
+    return {**_begin(source, signature), "tools": _list_tools(), "files": list_checksums(folder)}
+
+
+def make_pipeline_card(source: Source, signature: Signature, steps: Mapping[str, Path]) -> dict[str, Any]:
+    """The card of a pipeline: what clients send and get, and which files its steps had when it was saved."""
+    files = {f"{name}/{file}": each for name, folder in steps.items() for file, each in list_checksums(folder).items()}
+    return {
+        **_begin(source, signature),
+        "labels": list(source.labels),
+        "pipeline": list(steps),
+        "tools": _list_tools(),
+        "files": files,
+    }
+
+
+def write_card(card: dict[str, Any], folder: Path) -> None:
+    """Write a card into a version's folder."""
+    (folder / _NAME).write_text(json.dumps(card, indent=1) + "\n", "utf-8")
+
+
+def _begin(source: Source, signature: Signature, route: str = "") -> dict[str, Any]:
+    origin = {"model": source.title, "framework": source.framework, **source.origin} | ({"route": route} if route else {})
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "from": origin,
+        "inputs": [_describe(tensor) for tensor in signature.inputs],
+        "outputs": [_describe(tensor) for tensor in signature.outputs],
+    }
+
+
+def _list_tools() -> dict[str, str]:
+    return {"python": platform.python_version()} | find_versions(_TOOLS)
 
 
 def _describe(tensor: TensorSignature) -> dict[str, Any]:

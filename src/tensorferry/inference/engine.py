@@ -8,6 +8,7 @@ from tensorferry.inference.exam import Exam
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.outcome import Outcome
 from tensorferry.inference.report import EngineReport
+from tensorferry.inference.repository import read_target
 from tensorferry.inference.samples import name_samples
 from tensorferry.inference.saving import save_engine
 from tensorferry.inference.source import Arrays, Source
@@ -30,9 +31,11 @@ class Engine:
         self._folder = folder  # its files live as long as the engine
         self._runtime = self.candidate.load(self.signature)
         self._runner = self._runtime.new_runner()
+        self._is_closed = False
 
     def __call__(self, *arrays: Any, **by_name: Any) -> Array | Arrays:
         """The outputs for inputs in order or by name."""
+        self._refuse_closed()
         if arrays and by_name:
             raise BadModel("give the inputs in order or by name, not both")
         example = by_name or (arrays[0] if len(arrays) == 1 else arrays)
@@ -52,10 +55,23 @@ class Engine:
 
         Where the model came with a transform, clients send an image or a text, unless `pipeline` is off.
         """
-        return save_engine(self, Path(path), pipeline)
+        root, name, version = read_target(Path(path))
+        return self.save_as(root, name, version, pipeline)
+
+    def save_as(self, repository: Path, name: str, version: int | None = None, pipeline: bool = True) -> Path:
+        """The same with the parts apart: a name may be a number, too."""
+        self._refuse_closed()
+        return save_engine(self, repository, name, version, pipeline)
 
     def close(self) -> None:
         """Give back the weights and the files; what was saved stays."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._runner.close()
         self._runtime.close()
         self._folder.remove()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise BadModel("this engine is closed: its weights and files are gone; call and save it before close()")

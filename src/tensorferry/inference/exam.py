@@ -5,6 +5,8 @@ file whose batch was frozen on the way is found out too. An engine is then asked
 difference, relative to the largest value of the output, and the agreement: the share of samples whose answer means the same.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ JUDGES = ("auto", "top1", "nearest", "close")
 MAX_BATCH = 8
 _CLOSE = 0.01  # of an output's largest value: what "close" allows
 _NUM_ODD_ROWS = 3
+_MIN_SAMPLES = 32  # what the original is asked however long it takes
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Exam:
     questions: tuple[Question, ...]  # the samples, in batches
     odd: tuple[Question, ...]  # other numbers of rows and other lengths
     judge: str
+    num_left: int = 0  # samples that there was no time for
 
     @property
     def num_samples(self) -> int:
@@ -54,8 +58,11 @@ class Match:
     fault: str = ""  # why it could not be judged at all
 
 
-def set_exam(original: Runner, signature: Signature, samples: Arrays, judge: str = "auto") -> Exam:
-    """The exam on `samples` (rows first); raises BadModel where the original itself has no answer."""
+def set_exam(original: Runner, signature: Signature, samples: Arrays, judge: str = "auto", deadline: float = math.inf) -> Exam:
+    """The exam on `samples` (rows first); raises BadModel where the original itself has no answer.
+
+    When the clock is at `deadline` the original has been asked enough, if there are a few samples to judge by.
+    """
     if judge not in JUDGES:
         raise BadOption(f"unknown judge {judge!r}{nearest(judge, JUDGES)}; choose from {', '.join(JUDGES)}")
     batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
@@ -66,9 +73,16 @@ def set_exam(original: Runner, signature: Signature, samples: Arrays, judge: str
         batches = [each for each in batches if _num_rows(each) == batch]
         if not batches:
             raise BadModel(f"the model takes exactly {batch} rows at a time, the samples have {num_rows}; give at least {batch}")
-    questions = tuple(_ask(original, signature, each) for each in batches)
+    questions: list[Question] = []
+    for each in batches:
+        if len(questions) * step >= _MIN_SAMPLES and time.perf_counter() > deadline:
+            break
+        questions.append(_ask(original, signature, each))
+    num_left = sum(map(_num_rows, batches[len(questions) :]))
     odd = tuple(_ask(original, signature, each) for each in _odd_shapes(signature, batches[0]))
-    return Exam(signature, questions, odd, judge if judge != "auto" else _choose_judge(questions[0].answers[0]))
+    if judge == "auto":
+        judge = _choose_judge(questions[0].answers[0])
+    return Exam(signature, tuple(questions), odd, judge, num_left)
 
 
 def examine(exam: Exam, runner: Runner) -> Match:

@@ -9,7 +9,6 @@ from rich.console import Console
 from tensorferry.errors import BadOption
 from tensorferry.inference.progress import show_progress
 from tensorferry.inference.report import EngineReport
-from tensorferry.inference.samples import read_samples
 from tensorferry.inference.start import optimize
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -27,6 +26,7 @@ class Job:
     labels: Path | None = None
     weights: Path | None = None
     precision: str = "auto"
+    int8: bool = False  # also try it
     min_agreement: float = 0.99
     judge: str = "auto"
     seconds: float = 120.0
@@ -46,13 +46,14 @@ class Done:
 def run_job(job: Job, console: Console) -> Done:
     """Do it, telling each step to `console`."""
     name = _check_name(job.name or suggest_name(job.model))
+    precision = _join_precision(job.precision, job.int8)
     if job.html is not None and job.html.suffix.lower() != ".html":
         raise BadOption(f"cannot write the page to {str(job.html)!r}: end it with .html")  # before the search, not behind it
     with show_progress(console) as tell:
         engine = optimize(
             job.model,
-            None if job.samples is None else read_samples(job.samples),
-            precision=job.precision,
+            job.samples,
+            precision=precision,
             min_agreement=job.min_agreement,
             judge=job.judge,
             calibrate=job.calibrate,
@@ -64,7 +65,7 @@ def run_job(job: Job, console: Console) -> Done:
         )
         try:
             tell("saving" if job.to else "done")
-            folder = None if job.to is None else engine.save(job.to / name, job.pipeline)
+            folder = None if job.to is None else engine.save_as(job.to, name, pipeline=job.pipeline)
             report = engine.report()
         finally:
             engine.close()
@@ -89,6 +90,12 @@ def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadOption(f"{name!r} cannot be the name of a model; write letters, digits, '_', '-' and '.' with --name")
     return name
+
+
+def _join_precision(precision: str, int8: bool) -> str:
+    if int8 and precision not in ("auto", "int8"):
+        raise BadOption(f"--int8 tries int8 beside the others, --precision {precision} tries nothing else; give one of them")
+    return "int8" if int8 else precision
 
 
 def _read_labels(path: Path | None) -> tuple[str, ...]:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, BadOption, MissingExtra
+from tensorferry.files import list_checksums
 from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.samples import invent_samples, name_samples, read_samples
 from tensorferry.inference.source import Arrays, Source
 from tensorferry.inference.sources.function import build_model
 
 _KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
-_INVENTED = "answers were compared on random inputs, which say little about real ones; give real samples"
+_INVENTED = "answers were compared on random inputs, which say little about real ones; give real ones with --samples"
+_EXAMPLE_WANTED = "give a batch of real ones with --samples, as the example in Python"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Opened:
     source: Source
     samples: Arrays
     read_calibration: Callable[[Any], Arrays | None]
+    is_invented: bool = False  # nobody gave the samples
 
 
 def open_source(model: Any, given: Given, scratch: Path) -> Opened:
@@ -44,21 +47,30 @@ def open_source(model: Any, given: Given, scratch: Path) -> Opened:
             return _finish(_open_object(model, given.example, scratch), given)
         path = Path(model)
         if isinstance(model, str) and ":" in model and not path.exists():
-            return _finish(_open_object(build_model(model, given.weights), given.example, scratch), given)
+            source = _open_object(build_model(model, given.weights), given.example, scratch)
+            checksums = {} if given.weights is None else list_checksums(given.weights)
+            return _finish(replace(source, origin={"function": path.name, "checksums": checksums}), given)
         if given.weights is not None:
             raise BadOption(f"weights go into a model that a function builds; {str(model)!r} has its own")
         if path.is_dir() and not (path / "saved_model.pb").is_file():
             return _open_run(path, given, scratch)
-        return _finish(_open_file(path, given, scratch), given)
+        source = _open_file(path, given, scratch)
+        return _finish(replace(source, origin={"file": path.name, "checksums": _sum_file(path)}), given)
     except ModuleNotFoundError as error:
         if isinstance(error, MissingExtra):
             raise
         raise MissingExtra(f'this needs {error.name}, which is not installed: pip install "tensorferry[optimize]"') from error
 
 
+def _sum_file(path: Path) -> dict[str, str]:
+    """The checksums of a model's file, and of the weights that lie beside it."""
+    beside = path.with_suffix(".bin")
+    return list_checksums(path) | (list_checksums(beside) if path.suffix.lower() == ".xml" else {})
+
+
 def _finish(source: Source, given: Given) -> Opened:
     """A source about which only the user knows more."""
-    source = replace(source, labels=given.labels or source.labels)
+    source = _with_labels(source, given.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is None:
@@ -66,8 +78,18 @@ def _finish(source: Source, given: Given) -> Opened:
         return name_samples(read_samples(calibrate) if isinstance(calibrate, Path) else calibrate, source.signature)
 
     if given.example is None:
-        return Opened(replace(source, notes=(*source.notes, _INVENTED)), invent_samples(source.signature), read_calibration)
+        noted = replace(source, notes=(*source.notes, _INVENTED))
+        return Opened(noted, invent_samples(source.signature), read_calibration, is_invented=True)
     return Opened(source, name_samples(given.example, source.signature), read_calibration)
+
+
+def _with_labels(source: Source, labels: tuple[str, ...]) -> Source:
+    """The source with a user's names for its classes, if there are any; some output must have as many of something."""
+    sizes = {size for tensor in source.signature.outputs for size in (tensor.shape[1:] if tensor.has_rank else (-1,))}
+    if labels and not sizes & {len(labels), -1}:
+        shapes = ", ".join(f"{tensor.name} {list(tensor.shape)}" for tensor in source.signature.outputs)
+        raise BadOption(f"the model gives {shapes}, the number of labels is {len(labels)}; give one for each class")
+    return replace(source, labels=labels or source.labels)
 
 
 def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
@@ -82,9 +104,16 @@ def _open_run(path: Path, given: Given, scratch: Path) -> Opened:
     source = replace(
         _open_trained(trained.model, samples, scratch),
         title=f"{path.name}, step {trained.step}",
-        labels=given.labels or trained.data.labels,
+        origin={
+            "run": path.resolve().name,
+            "recipe": Path(trained.config.recipe).name,
+            "step": trained.step,
+            "checksums": {name: each for name, each in list_checksums(trained.checkpoint).items() if name.startswith("model.")},
+        },
+        columns=trained.recipe.describe_columns(trained.data),
         transform=trained.recipe.describe_transform(trained.data),
     )
+    source = _with_labels(replace(source, labels=trained.data.labels), given.labels)
 
     def read_calibration(calibrate: Any) -> Arrays | None:
         if calibrate is not None and not isinstance(calibrate, Path):
@@ -116,7 +145,7 @@ def _open_object(model: Any, example: Any, scratch: Path) -> Source:
         from tensorferry.inference.sources.torch import order_inputs, read_module
 
         if example is None:
-            raise BadModel(f"a {type(model).__name__} does not tell its inputs; give an example, a batch of real ones")
+            raise BadModel(f"a {type(model).__name__} does not tell its inputs; {_EXAMPLE_WANTED}")
         return read_module(model, order_inputs(model, example))
     raise BadModel(f"expected a torch module, a Keras model or a path, received a {type(model).__name__}")
 
@@ -166,7 +195,7 @@ def _open_script(path: Path, given: Given) -> Source:
 
     example = given.example
     if given.trust and example is None:
-        raise BadModel(f"{path.name} does not tell its inputs; give an example, a batch of real ones")
+        raise BadModel(f"{path.name} does not tell its inputs; {_EXAMPLE_WANTED}")
     if not isinstance(example, Mapping):
         arrays = example if isinstance(example, tuple | list) else (example,)
         example = {f"input_{at}": array for at, array in enumerate(arrays)}

@@ -1,13 +1,16 @@
-"""A search as one HTML file that opens offline: what was chosen, how far apart the candidates are, and the table."""
+"""A search as one HTML file that opens offline: what was chosen, a picture of every candidate, and the table."""
 
 from html import escape
 
 from tensorferry.inference.outcome import Finding, Outcome
 from tensorferry.inference.table import COLUMNS, circumstances, headline, row_texts
 from tensorferry.report.page import Head, make_page, make_section
-from tensorferry.units import format_seconds
+from tensorferry.report.summary import clip
 
-_BAR_WIDTH, _ROW_HEIGHT, _LABEL_WIDTH = 560, 30, 300
+# where the parts of a row begin, in the picture's own units
+_LATENCY, _RATE, _AGREEMENT, _SIZE, _WIDTH = 310, 580, 990, 1080, 1084
+_BAR_WIDTH, _HEAD_HEIGHT, _ROW_HEIGHT = 180, 26, 50
+_MAX_REASON = 170  # letters that fit into a row
 
 
 def html_page(outcome: Outcome) -> str:
@@ -15,8 +18,8 @@ def html_page(outcome: Outcome) -> str:
     kept = outcome.chosen.verdict.startswith("chosen: the original")
     head = Head("TensorFerry engine", headline(outcome), circumstances(outcome), "waiting" if kept else "fits")
     sections = [
-        make_section("latency", "One row", _draw_bars(outcome)),
-        make_section("candidates", "Candidates", _make_table(outcome)),
+        make_section("picture", "Every candidate", _draw(outcome)),
+        make_section("candidates", "Figures", _make_table(outcome)),
     ]
     if outcome.notes:
         notes = "".join(f"<li>{escape(note)}</li>" for note in outcome.notes)
@@ -24,32 +27,52 @@ def html_page(outcome: Outcome) -> str:
     return make_page(head, "".join(sections))
 
 
-def _draw_bars(outcome: Outcome) -> str:
-    """Seconds for one row as bars; what lost its exam has none."""
-    measured = [finding for finding in (*outcome.findings, outcome.baseline) if finding.speed is not None]
-    longest = max(finding.speed.latency_seconds for finding in measured if finding.speed is not None)
-    rows = "".join(_draw_bar(at, finding, longest, finding is outcome.chosen) for at, finding in enumerate(measured))
-    width, height = _LABEL_WIDTH + _BAR_WIDTH + 90, len(measured) * _ROW_HEIGHT
+def _draw(outcome: Outcome) -> str:
+    """A row each: seconds for one row and the best throughput as bars, agreement, size, and why it won or lost."""
+    findings = (*outcome.findings, outcome.baseline)
+    speeds = [finding.speed for finding in findings if finding.speed is not None]
+    longest, highest = max(each.latency_seconds for each in speeds), max(each.rows_per_second for each in speeds)
+    rows = "".join(
+        _draw_row(_HEAD_HEIGHT + at * _ROW_HEIGHT, finding, longest, highest, finding is outcome.chosen)
+        for at, finding in enumerate(findings)
+    )
+    bars = [_write(x, 12, word, is_quiet=True) for x, word in ((_LATENCY, "one row"), (_RATE, "rows a second"))]
+    figures = [_write(x, 12, word, anchor="end", is_quiet=True) for x, word in ((_AGREEMENT, "agrees"), (_SIZE, "size"))]
+    height = _HEAD_HEIGHT + len(findings) * _ROW_HEIGHT
     return (
-        '<p class="lead">Median seconds for one row. Only what gives the original\'s answers was measured.</p>'
-        f'<div class="picture"><svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="latency" '
-        f'style="width:100%;max-width:{width}px;height:auto">{rows}</svg></div>'
+        '<p class="lead">Median seconds for one row, the shorter the better, and the most rows a second, the longer the better. '
+        "Only what gives the original's answers is measured.</p>"
+        f'<div class="picture"><svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="picture" '
+        f'style="width:100%;max-width:{_WIDTH}px;height:auto">{"".join(bars + figures)}{rows}</svg></div>'
     )
 
 
-def _draw_bar(at: int, finding: Finding, longest: float, is_chosen: bool) -> str:
-    assert finding.speed is not None
-    seconds = finding.speed.latency_seconds
-    top, length = at * _ROW_HEIGHT, max(2.0, _BAR_WIDTH * seconds / longest)
-    fill = "var(--forward)" if is_chosen else "var(--held)"
-    weight = 650 if is_chosen else 400
-    text = f'font-size="13" font-weight="{weight}" fill="var(--ink)" dominant-baseline="middle"'
-    middle = top + _ROW_HEIGHT / 2
+def _draw_row(top: int, finding: Finding, longest: float, highest: float, is_chosen: bool) -> str:
+    title, latency, rate, batch, agreement, _, size, verdict = row_texts(finding)
+    middle, weight = top + 14, 650 if is_chosen else 400
+    parts = [_write(0, middle, title, weight=weight), _write(0, middle + 18, clip(verdict, _MAX_REASON), is_quiet=True)]
+    parts += [_write(_AGREEMENT, middle, agreement, anchor="end"), _write(_SIZE, middle, size, anchor="end")]
+    if finding.speed is None:
+        parts.append(_write(_LATENCY, middle, "not measured", is_quiet=True))
+    else:
+        fill = "var(--forward)" if is_chosen else "var(--held)"
+        at_batch = f"{rate} at batch {batch}" if finding.speed.batch > 1 else rate
+        parts.append(_draw_bar(_LATENCY, top, finding.speed.latency_seconds / longest, latency, fill))
+        parts.append(_draw_bar(_RATE, top, finding.speed.rows_per_second / highest, at_batch, fill))
+    return "".join(parts)
+
+
+def _draw_bar(left: int, top: int, share: float, text: str, fill: str) -> str:
+    length = max(2.0, _BAR_WIDTH * share)
     return (
-        f'<text x="{_LABEL_WIDTH - 12}" y="{middle}" text-anchor="end" {text}>{escape(finding.title)}</text>'
-        f'<rect x="{_LABEL_WIDTH}" y="{top + 6}" width="{length:.4g}" height="{_ROW_HEIGHT - 12}" rx="3" style="fill:{fill}"/>'
-        f'<text x="{_LABEL_WIDTH + length + 8:.5g}" y="{middle}" {text}>{format_seconds(seconds)}</text>'
+        f'<rect x="{left}" y="{top + 5}" width="{length:.4g}" height="18" rx="3" style="fill:{fill}"/>'
+        f"{_write(left + length + 8, top + 14, text)}"
     )
+
+
+def _write(x: float, y: int, text: str, *, anchor: str = "start", weight: int = 400, is_quiet: bool = False) -> str:
+    look = 'font-size="11.5" fill="var(--soft)"' if is_quiet else f'font-size="13" font-weight="{weight}" fill="var(--ink)"'
+    return f'<text x="{x:.5g}" y="{y}" text-anchor="{anchor}" dominant-baseline="middle" {look}>{escape(text)}</text>'
 
 
 def _make_table(outcome: Outcome) -> str:

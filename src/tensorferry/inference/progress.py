@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from tensorferry.inference.search import Tell
+from tensorferry.inference.building import Tell
 from tensorferry.units import format_seconds
 
 

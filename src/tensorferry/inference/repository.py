@@ -5,6 +5,7 @@ only then renamed into its place.
 """
 
 import contextlib
+import itertools
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from tensorferry.inference.configs import format_config, update_config
 from tensorferry.serve.config import CONFIG_NAME, read_config
 from tensorferry.serve.folder import list_versions
 
+LABELS_NAME = "labels.txt"
 Fill = Callable[[Path], None]  # writes a version's files into an empty folder
 
 
@@ -36,11 +38,11 @@ def read_target(path: Path) -> tuple[Path, str, int | None]:
     >>> read_target(Path("models/reviews/2"))
     (PosixPath('models'), 'reviews', 2)
     """
-    version = int(path.name) if path.name.isascii() and path.name.isdecimal() else None
-    model = path if version is None else path.parent
-    if not model.name or model.name.startswith(".") or version == 0:
-        raise BadModel(f"cannot save to {str(path)!r}; write repository/name, or repository/name/version from 1 up")
-    return model.parent, model.name, version
+    is_version = path.name.isascii() and path.name.isdecimal()
+    model = path.parent if is_version else path
+    if not model.name or model.name.startswith(".") or (is_version and path.name.startswith("0")):
+        raise BadModel(f"cannot save to {str(path)!r}; write repository/name, or repository/name/version as in models/reviews/1")
+    return model.parent, model.name, int(path.name) if is_version else None
 
 
 def next_version(root: Path, names: list[str]) -> int:
@@ -78,9 +80,23 @@ def _refuse_existing(root: Path, names: list[str], version: int) -> None:
 
 
 def _merge_config(root: Path, entry: Entry) -> Any:
+    _refuse_other_labels(root / entry.config.name / LABELS_NAME, entry)
     if not (root / entry.config.name / CONFIG_NAME).is_file():
         return entry.config
     return update_config(read_config(root / entry.config.name), entry.config)
+
+
+def _refuse_other_labels(path: Path, entry: Entry) -> None:
+    """All versions share one file of labels, so the older ones would get other labels, too."""
+    if not entry.labels or not path.is_file():
+        return
+    before = path.read_text("utf-8").splitlines()
+    differing = next((pair for pair in itertools.zip_longest(before, entry.labels) if pair[0] != pair[1]), None)
+    if differing:
+        raise BadModel(
+            f"the model '{entry.config.name}' that is there has other labels ({differing[0]!r} for {differing[1]!r}), and its "
+            "versions share one file of them; save this one under another name"
+        )
 
 
 @contextlib.contextmanager
@@ -97,7 +113,7 @@ def _beside(root: Path) -> Iterator[Path]:
 def _write(folder: Path, entry: Entry, config: Any, version: int) -> None:
     (folder / str(version)).mkdir(parents=True)
     if entry.labels:
-        (folder / "labels.txt").write_text("".join(f"{label}\n" for label in entry.labels), "utf-8")
+        (folder / LABELS_NAME).write_text("".join(f"{label}\n" for label in entry.labels), "utf-8")
     (folder / CONFIG_NAME).write_text(format_config(config), "utf-8")
     entry.fill(folder / str(version))
     for path in (folder, *folder.rglob("*")):
@@ -110,7 +126,7 @@ def _move(source: Path, target: Path, version: int) -> None:
         source.rename(target)
         return
     (source / str(version)).rename(target / str(version))
-    for name in ("labels.txt", CONFIG_NAME):
+    for name in (LABELS_NAME, CONFIG_NAME):
         if (source / name).is_file():
             write_whole(target / name, (source / name).read_text("utf-8"))
     force(target)

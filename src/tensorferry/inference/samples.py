@@ -1,5 +1,7 @@
 """Samples: what engines are compared on, calibrated with and measured with. Arrays by name, rows first."""
 
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,24 @@ from tensorferry.serve.tensors import DTYPES, Array
 NUM_RANDOM = 16
 MAX_SAMPLES = 256  # in the exam; the first ones
 _FREE_SIZE = 32  # of a free size that nothing is known about
+_WANTED = "give a .npz or .npy file of numpy.save"
 
 
 def read_samples(path: Path) -> Any:
     """An example from a file: `.npz` (arrays by input name) or `.npy` (of the only input)."""
     try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BadOption(f"cannot read samples from {str(path)!r}: {error}; give a .npz or .npy file of numpy.save") from None
-    if isinstance(found, np.ndarray):
-        return found
-    with found:
-        return {name: found[name] for name in found.files}
+        with open(path, "rb") as file:  # numpy would leave a damaged one open
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return found
+            with found:
+                arrays = {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadOption(f"cannot read samples from {str(path)!r}: {error}; {_WANTED}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BadOption(f"cannot read samples from {str(path)!r}: {name!r} in it is no array; {_WANTED}")
+    return arrays
 
 
 def name_samples(example: Any, signature: Signature) -> Arrays:

@@ -7,17 +7,17 @@ A pipeline is up to four models: `name` is the ensemble that clients call; `name
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.card import CARD_NAME, make_card
+from tensorferry.inference.building import judge_candidate
+from tensorferry.inference.card import make_card, make_pipeline_card, make_step_card, write_card
 from tensorferry.inference.configs import make_config, make_engine_config, set_parameters
 from tensorferry.inference.exam import Exam, compare
-from tensorferry.inference.repository import Entry, read_target, write_entries
-from tensorferry.inference.search import judge_candidate
+from tensorferry.inference.repository import LABELS_NAME, Entry, write_entries
+from tensorferry.inference.source import Source
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.tensors import DTYPES
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 _MAX_DIFFERENCE = 1e-3  # between two independent rows alone and together: kernels sum in other orders
 
 
-def save_engine(engine: "Engine", path: Path, pipeline: bool = True) -> Path:
-    """Save to "repository/name" (the next version) or "repository/name/version"; returns the version's folder."""
-    root, name, version = read_target(path)
+def save_engine(engine: "Engine", root: Path, name: str, version: int | None, pipeline: bool = True) -> Path:
+    """Save as a model of the repository `root`, without a version as its next one; returns the version's folder."""
     if engine.source.transform is None or not pipeline:
         return write_entries(root, [_make_entry(engine, name)], version)
     return write_entries(root, _make_pipeline(engine, name), version)
@@ -44,7 +43,7 @@ def _make_entry(engine: "Engine", name: str) -> Entry:
     )
     scores = find_scores(engine.signature, labels)
     if scores is not None:
-        next(output for output in config.output if output.name == scores).label_filename = "labels.txt"
+        next(output for output in config.output if output.name == scores).label_filename = LABELS_NAME
     transform = engine.source.transform or {}
     if transform.get("kind") == "text" and config.max_batch_size:
         set_parameters(config, {"padding": f"{transform['ids']}={transform.get('pad', 0)},{transform['mask']}=0"})
@@ -55,8 +54,7 @@ def _make_entry(engine: "Engine", name: str) -> Entry:
         _, reason = judge_candidate(copied, engine.exam, engine.outcome.min_agreement)
         if reason:
             raise BadModel(f"what was written does not give the original's answers any more: {reason}; nothing was saved")
-        card = make_card(engine.source, engine.outcome, folder)
-        (folder / CARD_NAME).write_text(json.dumps(card, indent=1) + "\n", "utf-8")
+        write_card(make_card(engine.source, engine.outcome, folder), folder)
 
     return Entry(config, fill, labels if scores is not None else ())
 
@@ -68,48 +66,52 @@ def _make_pipeline(engine: "Engine", name: str) -> list[Entry]:
     max_batch = inner.config.max_batch_size
     if not max_batch:
         raise BadModel("a pipeline needs a model whose rows are independent of each other; save it without one")
-    entries = [_make_step(f"{name}_transform", _complete(transform, engine.signature), max_batch), inner]
+    entries = [_make_step(engine.source, f"{name}_transform", _complete(transform, engine.signature), max_batch), inner]
     scores = find_scores(engine.signature, engine.source.labels)
     outputs = engine.signature.outputs
     if scores is not None:
         description = {"kind": "labels", "labels": list(engine.source.labels), "scores": scores}
-        entries.append(_make_step(f"{name}_labels", description, max_batch))
+        entries.append(_make_step(engine.source, f"{name}_labels", description, max_batch))
         outputs = (*outputs, TensorSignature("LABEL", "BYTES", (-1, 1)))
     first = TensorSignature("TEXT" if transform["kind"] == "text" else "IMAGE", "BYTES", (-1, 1))
-    config = make_config(name, "ensemble", Signature((first,), outputs), max_batch)
+    signature = Signature((first,), outputs)
+    config = make_config(name, "ensemble", signature, max_batch)
     for output in config.output:
         if output.name == scores:
-            output.label_filename = "labels.txt"
+            output.label_filename = LABELS_NAME
     for entry in entries:
         step = config.ensemble_scheduling.step.add(model_name=entry.config.name, model_version=-1)
         step.input_map.update({each.name: each.name for each in entry.config.input})
         step.output_map.update({each.name: each.name for each in entry.config.output})
 
     def fill(folder: Path) -> None:
-        labels, steps = list(engine.source.labels), [entry.config.name for entry in entries]
-        card = {"from": engine.source.title, "pipeline": steps, "labels": labels}
-        (folder / CARD_NAME).write_text(json.dumps(card, indent=1) + "\n", "utf-8")
+        # the steps were written before, side by side with this one
+        steps = {entry.config.name: folder.parents[1] / entry.config.name / folder.name for entry in entries}
+        write_card(make_pipeline_card(engine.source, signature, steps), folder)
 
     return [*entries, Entry(config, fill, inner.labels)]
 
 
-def _make_step(name: str, description: dict[str, Any], max_batch: int) -> Entry:
-    fill = _write_transform(description)
-    return Entry(make_config(name, "transform", _read_signature(fill), max_batch), fill)
+def _make_step(source: Source, name: str, description: dict[str, Any], max_batch: int) -> Entry:
+    signature = _read_signature(description)
 
-
-def _write_transform(description: dict[str, Any]) -> Callable[[Path], None]:
     def fill(folder: Path) -> None:
-        (folder / "transform.json").write_text(json.dumps(description), "utf-8")
+        _write_transform(description, folder)
+        write_card(make_step_card(source, signature, folder), folder)
 
-    return fill
+    return Entry(make_config(name, "transform", signature, max_batch), fill)
 
 
-def _read_signature(fill: Callable[[Path], None]) -> Signature:
+def _write_transform(description: dict[str, Any], folder: Path) -> Path:
+    path = folder / "transform.json"
+    path.write_text(json.dumps(description), "utf-8")
+    return path
+
+
+def _read_signature(description: dict[str, Any]) -> Signature:
     """What a step takes and gives, from the runtime that will run it."""
     with tempfile.TemporaryDirectory(prefix="ferry-transform-") as folder:
-        fill(Path(folder))
-        runtime = load_runtime("transform", LoadOptions(Path(folder) / "transform.json"))
+        runtime = load_runtime("transform", LoadOptions(_write_transform(description, Path(folder))))
     assert runtime.signature is not None
     return runtime.signature
 

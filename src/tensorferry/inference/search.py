@@ -3,82 +3,52 @@
 Files are the expensive part: one a backend and precision. Threads are only a setting, so a file is checked once and measured with
 each number of threads. A quick look sorts out what is clearly slower; the rest are timed in turns, and the best median wins.
 
-The time limit bounds all of it: nothing is begun after it, except that one engine is always built and measured.
+The time limit bounds all of it, from the loading of the model on: each stage has its share, after which nothing of it is begun,
+except that one engine is always built and measured.
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import replace
 
-from tensorferry.errors import BadModel, MissingExtra
-from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, list_variants, make_candidate, thread_counts
-from tensorferry.inference.exam import Exam, Match, examine
+from tensorferry.errors import BadModel
+from tensorferry.inference.building import NOT_BUILT, Built, Tell, Wishes, build_all, judge_candidate
+from tensorferry.inference.candidates import Candidate, count_cores, list_variants, make_candidate, thread_counts
+from tensorferry.inference.exam import Exam, Match
 from tensorferry.inference.folder import Folder
-from tensorferry.inference.measure import Speed, has_free_batch, measure, take_rows, time_in_turns
+from tensorferry.inference.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.inference.outcome import Finding, Outcome
-from tensorferry.inference.quantise import list_quantisers
-from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
+from tensorferry.inference.source import Source, first_line, quiet_exporters
 from tensorferry.serve.runtimes.runtime import Runner
 
-FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
-_NEAR = 1.25  # candidates within this of the best are timed again, in turns
-_MAX_FINALISTS = 4
-_BUILD_SHARE = 0.75  # of the time: no file is begun later, so that what was built can be measured
-_NOT_BUILT, _NOT_MEASURED = "not built: the time was up", "not measured: the time was up"
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the user asked for."""
-
-    precisions: tuple[str, ...] = ("fp32", "bf16")
-    min_agreement: float = 0.99
-    seconds: float = 120.0
-    calibration: Arrays | None = None  # for int8: samples that are not in the exam
+# candidates within this of the best are timed again, in turns: where others use the cores, a first look is off by as much
+_NEAR = 2.5
+_MAX_FINALISTS = 8
+_MAX_REASON = 160  # letters of each, where several make up one line
+ASK_SHARE = 0.25  # of the time: what the original's answers may take
+# of the time: after it the original is not measured further, no file is begun, no other candidate is looked at
+_ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE = 0.4, 0.75, 0.9
+_TURNS_SECONDS = (1.0, 20.0)  # at least and at most
+_NOT_MEASURED = "not measured: the time was up"
 
 
-@dataclass(frozen=True)
-class Built:
-    """A file that gives the original's answers."""
-
-    backend: str
-    precision: str
-    path: Path
-    route: str
-    match: Match
-    variant: str = ""
-
-
-def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell) -> Outcome:
-    """The best way to serve `source`; files are written below `folder`."""
-    began = time.perf_counter()
-    deadline = began + wishes.seconds
+def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tell, began: float) -> Outcome:
+    """The best way to serve `source`; files are written below `folder`, and the clock has run since `began`."""
+    asked, built_by, looked_at, deadline = (
+        began + share * wishes.seconds for share in (_ORIGINAL_SHARE, _BUILD_SHARE, _LOOK_SHARE, 1.0)
+    )
     lost: list[Finding] = []
-    sample = exam.questions[0].inputs
     tell(f"measuring the original: {source.title} in {source.framework}")
     original = source.original.new_runner()
-    baseline = _measure_original(source, original, exam, sample)
-    built = _build_all(source, exam, wishes, folder, lost, tell, began + _BUILD_SHARE * wishes.seconds)
-    found = list(_measure_all(built, exam, sample, lost, tell, deadline))
+    baseline = _measure_original(source, original, exam, asked)
+    built = build_all(source, exam, wishes, folder, lost, tell, built_by)
+    found = list(_measure_all(built, exam, lost, tell, looked_at))
     at_first = {each.title: _latency(each) for each in found}
-    finalists, baseline = _time_finalists(found, baseline, original, exam, sample, deadline, tell)
-    source.set_num_threads(0)
+    finalists, baseline = _time_finalists(found, baseline, original, exam, deadline, tell)
     # only what was timed in the same turns is compared: a first look may have met a busier or a quieter moment
     others = sorted((each for each in found if each.title not in {one.title for one in finalists}), key=_latency)
-    chosen = min(finalists, key=_latency, default=None)
-    if chosen is None:
-        chosen = _keep_original(source, exam, baseline, folder, "no engine gives the same answers")
-        finalists.append(chosen)
-    elif _latency(baseline) < _latency(chosen) and source.keep not in source.routes:
-        try:
-            chosen = _keep_original(source, exam, baseline, folder, "no engine is faster")
-            finalists.append(chosen)
-        except BadModel as error:  # an engine is there, if a slower one
-            lost.append(Finding(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
+    chosen, finalists = _choose(source, exam, folder, finalists, baseline, lost, deadline)
+    source.set_num_threads(0)
     findings = [replace(each, verdict=_verdict(each, chosen)) for each in sorted(finalists, key=_latency)]
     fastest = min(at_first.values(), default=0.0)
     looked = [replace(each, verdict=f"{at_first[each.title] / fastest:.2f}x the fastest at a first look") for each in others]
@@ -91,127 +61,33 @@ def search(source: Source, exam: Exam, wishes: Wishes, folder: Folder, tell: Tel
         judge=exam.judge,
         num_samples=exam.num_samples,
         min_agreement=wishes.min_agreement,
-        notes=(*source.notes, *_note_left_out(lost)),
+        notes=(*source.notes, *_note_left_out(exam, lost)),
     )
 
 
-def _note_left_out(lost: list[Finding]) -> Iterator[str]:
-    num_left = sum(each.verdict in (_NOT_BUILT, _NOT_MEASURED) for each in lost)
+def _note_left_out(exam: Exam, lost: list[Finding]) -> Iterator[str]:
+    if exam.num_left:
+        num_given = exam.num_samples + exam.num_left
+        yield f"there was time to compare {exam.num_samples} of {num_given} samples; give more with --seconds"
+    num_left = sum(each.verdict in (NOT_BUILT, _NOT_MEASURED) for each in lost)
     if num_left:
         yield f"the time was up before {num_left} {'candidates' if num_left > 1 else 'candidate'}; give more with --seconds"
 
 
-def _measure_original(source: Source, original: Runner, exam: Exam, sample: Arrays) -> Finding:
+def _measure_original(source: Source, original: Runner, exam: Exam, deadline: float) -> Finding:
     """The original with the number of threads that suits it best, which it is left with."""
     speeds: dict[int, Speed] = {}
     for num_threads in thread_counts(count_cores()):
+        if speeds and time.perf_counter() > deadline:
+            break
         source.set_num_threads(num_threads)
-        speeds[num_threads] = measure(original, exam.signature, sample)
+        speeds[num_threads] = measure(original, exam.signature, exam.questions[0].inputs, deadline)
     best = min(speeds, key=lambda count: speeds[count].latency_seconds)
     source.set_num_threads(best)
     return Finding(f"{source.title}, as it is ({source.framework})", "fp32", "", "the original", Match(1.0, 0.0), speeds[best])
 
 
-def _build_all(
-    source: Source, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> list[Built]:
-    plain: list[Built] = []
-    for backend in dict.fromkeys(route.backend for route in source.routes):
-        routes = [route for route in source.routes if route.backend == backend]
-        plain += _build_plain(routes, exam, wishes, folder, lost, tell, deadline if plain else math.inf)
-    built = list(plain) if "fp32" in wishes.precisions else []
-    for each in plain:
-        if "bf16" in wishes.precisions and each.backend == "openvino" and has_bf16():
-            if built and time.perf_counter() > deadline:
-                lost.append(Finding(_title("openvino", "bf16", each.path), "bf16", each.route, _NOT_BUILT))
-            else:
-                built += _admit(replace(each, precision="bf16"), exam, wishes, lost)
-    for each in plain if "int8" in wishes.precisions else ():
-        built += _build_int8(each, exam, wishes, folder, lost, tell, deadline)
-    return built
-
-
-def _build_int8(
-    plain: Built, exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> Iterator[Built]:
-    assert wishes.calibration is not None
-    for quantiser in list_quantisers(plain.backend):
-        title = _title(plain.backend, "int8", plain.path, quantiser.variant)
-        if time.perf_counter() > deadline:
-            lost.append(Finding(title, "int8", quantiser.title, _NOT_BUILT))
-            continue
-        tell(f"quantising: {quantiser.title}")
-        try:
-            with quiet_exporters():
-                path = quantiser.write(plain.path, wishes.calibration, folder.new())
-        except MissingExtra as error:
-            lost.append(Finding(title, "int8", quantiser.title, str(error)))
-        except Exception as error:  # whatever a quantiser raises at a graph that it does not know
-            lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {first_line(error)}"))
-        else:
-            built = Built(plain.backend, "int8", path, quantiser.title, plain.match, quantiser.variant)
-            yield from _admit(built, exam, wishes, lost)
-
-
-def _build_plain(
-    routes: list[Route], exam: Exam, wishes: Wishes, folder: Folder, lost: list[Finding], tell: Tell, deadline: float
-) -> list[Built]:
-    """The file of the first route that gives the original's answers in fp32; nothing where none does."""
-    for route in routes:
-        target = folder.new()
-        title = _title(route.backend, "fp32", target)
-        if time.perf_counter() > deadline:
-            lost.append(Finding(title, "fp32", route.title, _NOT_BUILT))
-            break
-        tell(f"exporting: {route.title}")
-        try:
-            with quiet_exporters():
-                path = route.write(target)
-        except Exception as error:  # whatever an exporter raises at a model that it does not know
-            hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
-            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
-            continue
-        admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
-        if admitted:
-            return admitted
-    return []
-
-
-def _admit(built: Built, exam: Exam, wishes: Wishes, lost: list[Finding]) -> Iterator[Built]:
-    """The file with what it reached, if it passes; otherwise it is among the lost, with the reason."""
-    candidate = make_candidate(built.backend, built.precision, built.path, count_cores(), built.variant)
-    match, reason = judge_candidate(candidate, exam, wishes.min_agreement)
-    if reason:
-        lost.append(Finding(candidate.title, built.precision, built.route, reason, match, nbytes=candidate.nbytes))
-    else:
-        assert match is not None
-        yield replace(built, match=match)
-
-
-def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> tuple[Match | None, str]:
-    """How a freshly loaded candidate does in the exam, and why it fails; no reason: it passes."""
-    try:
-        runtime = candidate.load(exam.signature)
-    except Exception as error:  # a file that was written without an error may still be no model
-        return None, f"cannot be loaded: {first_line(error)}"
-    runner = runtime.new_runner()
-    try:
-        match = examine(exam, runner)
-    finally:
-        runner.close()
-        runtime.close()
-    if match.fault:
-        return match, f"other answers: {match.fault}"
-    if match.agreement < min_agreement:
-        return match, f"agrees on {_percent(match.agreement)} of the samples; {_percent(min_agreement)} are asked for"
-    if candidate.precision == "fp32" and match.difference > FP32_DIFFERENCE:
-        return match, f"differs by {match.difference:.2g} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
-    return match, ""
-
-
-def _measure_all(
-    built: list[Built], exam: Exam, sample: Arrays, lost: list[Finding], tell: Tell, deadline: float
-) -> Iterator[Finding]:
+def _measure_all(built: list[Built], exam: Exam, lost: list[Finding], tell: Tell, deadline: float) -> Iterator[Finding]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
     # every file with its usual number of threads comes first
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
@@ -224,56 +100,115 @@ def _measure_all(
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
         try:
-            runtime = candidate.load(exam.signature)
-            runner = runtime.new_runner()
-            speed = measure(runner, exam.signature, sample)
+            speed = _look_at(candidate, exam, deadline)
         except Exception as error:  # it passed with other settings; with these it may not even load
             lost.append(replace(finding, verdict=f"cannot be run: {first_line(error)}", candidate=None))
             continue
-        runner.close()
-        runtime.close()
         is_any_measured = True
         yield replace(finding, speed=speed)
 
 
+def _look_at(candidate: Candidate, exam: Exam, deadline: float) -> Speed:
+    """How fast it is at a first look, freshly loaded."""
+    runtime = candidate.load(exam.signature)
+    runner = runtime.new_runner()
+    try:
+        return measure(runner, exam.signature, exam.questions[0].inputs, deadline)
+    finally:
+        runner.close()
+        runtime.close()
+
+
 def _time_finalists(
-    found: list[Finding], baseline: Finding, original: Runner, exam: Exam, sample: Arrays, deadline: float, tell: Tell
+    found: list[Finding], baseline: Finding, original: Runner, exam: Exam, deadline: float, tell: Tell
 ) -> tuple[list[Finding], Finding]:
     """The fastest findings, at least two, and the original, with latencies that were measured side by side."""
-    ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
-    near = [each for at, each in enumerate(ranked) if at < 2 or _latency(each) <= _NEAR * _latency(ranked[0])]
+    near = _pick_finalists(found, _latency(baseline), deadline - time.perf_counter())
     if not near:
         return [], baseline
-    tell(f"timing the {len(near)} fastest and the original in turns")
-    runtimes = {each.title: each.candidate.load(exam.signature) for each in near if each.candidate is not None}
+    tell(f"timing the {f'{len(near)} ' if len(near) > 1 else ''}fastest and the original in turns")
+    timed, medians = _time_in_turns(near, {baseline.title: original}, exam, deadline)
+    return timed, _with_latency(baseline, medians[baseline.title])
+
+
+def _pick_finalists(found: list[Finding], baseline_seconds: float, seconds: float) -> list[Finding]:
+    """The nearest, at least two, the fastest first; no more than have a turn in that time."""
+    ranked = sorted(found, key=_latency)[:_MAX_FINALISTS]
+    near = [each for at, each in enumerate(ranked) if at < 2 or _latency(each) <= _NEAR * _latency(ranked[0])]
+    while len(near) > 2 and NUM_RUNS_A_TURN * (baseline_seconds + sum(map(_latency, near))) > seconds:
+        near.pop()
+    return near
+
+
+def _time_in_turns(
+    findings: list[Finding], others: dict[str, Runner], exam: Exam, deadline: float
+) -> tuple[list[Finding], dict[str, float]]:
+    """The findings with latencies that were measured side by side, together with other runners, whose medians are told, too."""
+    runtimes = {each.title: each.candidate.load(exam.signature) for each in findings if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
-    seconds = max(1.0, min(10.0, deadline - time.perf_counter()))
+    shortest, longest = _TURNS_SECONDS
+    seconds = max(shortest, min(longest, deadline - time.perf_counter()))
+    sample = exam.questions[0].inputs
     batch = 1 if has_free_batch(exam.signature) else len(next(iter(sample.values())))
-    medians = time_in_turns({**runners, baseline.title: original}, exam.signature, take_rows(sample, batch), seconds)
+    medians = time_in_turns({**runners, **others}, exam.signature, take_rows(sample, batch), seconds)
     for title, runner in runners.items():
         runner.close()
         runtimes[title].close()
-    return [_with_latency(each, medians[each.title]) for each in near], _with_latency(baseline, medians[baseline.title])
+    return [_with_latency(each, medians[each.title]) for each in findings], medians
 
 
-def _keep_original(source: Source, exam: Exam, baseline: Finding, folder: Folder, why: str) -> Finding:
-    """The original in its own format."""
+def _choose(
+    source: Source,
+    exam: Exam,
+    folder: Folder,
+    finalists: list[Finding],
+    baseline: Finding,
+    lost: list[Finding],
+    deadline: float,
+) -> tuple[Finding, list[Finding]]:
+    """What is to serve, and the finalists, with the original among them where it was saved to be one."""
+    best = min(finalists, key=_latency, default=None)
+    if best is None:
+        why = "no engine gives the same answers" if any(each.match is not None for each in lost) else "no engine can take it"
+        try:
+            kept = _keep_original(source, exam, folder, why, deadline)
+        except BadModel as error:
+            ways = _list_reasons([*lost, Finding("", "fp32", f"its own format ({source.keep.title})", str(error))])
+            raise BadModel(f"{source.title} cannot be served in any way: {ways}") from error
+        return kept, [kept]
+    if _latency(best) <= _latency(baseline) or source.keep in source.routes:
+        return best, finalists
+    try:
+        kept = _keep_original(source, exam, folder, "no engine is faster", deadline)
+    except BadModel as error:  # an engine is there, if a slower one
+        lost.append(Finding(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
+        return best, finalists
+    # what is saved of a model may be slower than what was in memory
+    pair, _ = _time_in_turns([best, kept], {}, exam, deadline)
+    return min(pair, key=_latency), [*(each for each in finalists if each is not best), *pair]
+
+
+def _keep_original(source: Source, exam: Exam, folder: Folder, why: str, deadline: float) -> Finding:
+    """The original in its own format; raises BadModel where that is not possible, either."""
     try:
         with quiet_exporters():
             path = source.keep.write(folder.new())
     except Exception as error:
-        reason = first_line(error)
-        raise BadModel(f"{why}: {source.title} cannot be saved in its own format either: {reason}") from error
+        raise BadModel(f"cannot be saved: {first_line(error)}") from error
     candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:
-        raise BadModel(f"{why}, and neither does {source.title} once it is saved in its own format: {reason}")
-    finding = Finding(candidate.title, "fp32", source.keep.title, f"the original: {why}", match, baseline.speed)
-    return replace(finding, nbytes=candidate.nbytes, candidate=candidate)
+        raise BadModel(f"once it is saved: {reason}")
+    speed, verdict = _look_at(candidate, exam, deadline), f"the original: {why}"
+    return Finding(candidate.title, "fp32", source.keep.title, verdict, match, speed, candidate.nbytes, candidate)
 
 
-def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:
-    return make_candidate(backend, precision, path, count_cores(), variant).title
+def _list_reasons(lost: list[Finding]) -> str:
+    """Every way with its reason, in one line; ways that failed for the same reason together."""
+    routes: dict[str, list[str]] = {}
+    for each in lost:
+        routes.setdefault(each.verdict, []).append(each.route)
+    return "; ".join(f"{' and '.join(dict.fromkeys(each))}: {verdict[:_MAX_REASON]}" for verdict, each in routes.items())
 
 
 def _verdict(finding: Finding, chosen: Finding) -> str:
@@ -290,7 +225,3 @@ def _with_latency(finding: Finding, seconds: float) -> Finding:
 def _latency(finding: Finding) -> float:
     assert finding.speed is not None
     return finding.speed.latency_seconds
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"

@@ -8,8 +8,8 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,7 +39,9 @@ class Source:
     original: Runtime  # answers as the model itself does; no export has touched it
     routes: tuple[Route, ...]  # of each backend the preferred one first
     keep: Route  # its own format: what is served where nothing else gives its answers
+    origin: Mapping[str, Any] = field(default_factory=dict)  # for the card: names without folders, checksums
     labels: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)  # for the card: what stands in the columns of each input
     transform: dict[str, Any] | None = None  # what turns a client's image or text into inputs, as data
     notes: tuple[str, ...] = ()
     set_num_threads: Callable[[int], None] = lambda _: None  # of the original, where it can be told; 0: as it was
@@ -51,7 +53,14 @@ _NOISE = re.compile(
     r"\x1b\[[0-9;]*m|^Check '.*' failed at .*$|^Exception from .*$|^FrontEnd API failed.*$"
     r"|^Model wasn't fully converted.*$|^Summary:$"
 )
-_LOGGERS = ("root", "torch.onnx", "torch.export", "tf2onnx", "tensorflow", "nncf")
+# the op that is missing, or the weight: what an error is about, wherever in it that stands
+_POINT = re.compile(
+    r"No conversion rule found for operations: |No Op registered for |No ONNX function found for |Tensorflow op \[.*not supported"
+    r"|(Missing|Unexpected) key\(s\) in state_dict: |size mismatch for "
+)
+_LOGGERS = (
+    *("root", "torch", "torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "tf2onnx", "tensorflow", "nncf"),
+)
 
 
 @contextlib.contextmanager
@@ -59,7 +68,12 @@ def quiet_exporters() -> Iterator[None]:
     """Exporters warn of their own deprecations, log and print; what is wrong with a file is found by running it."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
         warnings.simplefilter("ignore")
         # OpenVINO and NNCF report their use over the network, and wait for it; under CI they do not
         before = dict(os.environ)
@@ -76,10 +90,11 @@ def quiet_exporters() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong at the bottom of it, in one line that names the kind of error, without the words around it."""
+    """What went wrong at the bottom of it, in one line that names the kind of error and, where it is told, the op or weight."""
     while error.__cause__ is not None and not isinstance(error, FerryError):
         error = error.__cause__
-    lines = [_NOISE.sub("", line).strip(" -") for line in str(error).splitlines()]
-    told = next(filter(None, lines), "")
+    lines = list(filter(None, (_NOISE.sub("", line).strip(" -\t") for line in str(error).splitlines())))
+    points = [line[found.start() :] for line in lines if (found := _POINT.search(line))]
+    told = next(iter(points), "") or " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     name = "" if isinstance(error, FerryError) else type(error).__name__
     return ": ".join(part for part in (name, told[:_MAX_LINE]) if part)

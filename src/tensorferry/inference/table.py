@@ -1,6 +1,6 @@
-"""The candidates for a terminal: a row each, the chosen one first."""
+"""The candidates for a terminal: a row each, the chosen one first, and below why each won or lost and how it was made."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.console import RenderableType
@@ -8,12 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorferry.inference.outcome import Finding, Outcome
-from tensorferry.report.table import render_parts
+from tensorferry.report.table import NUM_COLUMNS, render_parts
 from tensorferry.units import format_bytes, format_seconds
 
-NUM_COLUMNS = 160
 COLUMNS = ("engine", "one row", "rows/s", "at batch", "agreement", "difference", "size", "")
-_TEXT_COLUMNS = {"engine", ""}
 _NONE = "–"
 
 
@@ -29,9 +27,13 @@ def circumstances(outcome: Outcome) -> str:
     """What the figures rest on."""
     words = {"top1": "the same class", "nearest": "the same nearest neighbour", "close": "values within 1 %"}
     return (
-        f"Agreement is {words[outcome.judge]} on {outcome.num_samples} samples, {100 * outcome.min_agreement:g} % asked for; "
+        f"Agreement is {words[outcome.judge]} on {_count_samples(outcome)}, {100 * outcome.min_agreement:g} % asked for; "
         "difference is the largest, relative to the largest value. Medians in this process."
     )
+
+
+def _count_samples(outcome: Outcome) -> str:
+    return "1 sample" if outcome.num_samples == 1 else f"{outcome.num_samples} samples"
 
 
 def row_texts(finding: Finding) -> tuple[str, ...]:
@@ -52,14 +54,23 @@ def text_parts(outcome: Outcome) -> Iterator[RenderableType]:
     """What to print, from top to bottom."""
     yield Text(headline(outcome), style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=name != "", overflow="fold")
+    for name in COLUMNS[:-1]:
+        table.add_column(name, justify="left" if name == "engine" else "right", no_wrap=name != "engine")
     for finding in (*outcome.findings, outcome.baseline):
-        table.add_row(*row_texts(finding), style="bold" if finding is outcome.chosen else "")
+        table.add_row(*row_texts(finding)[:-1], style="bold" if finding is outcome.chosen else "")
     yield table
-    yield Text(circumstances(outcome))
-    for note in outcome.notes:
-        yield Text(f"- {note}")
+    yield _list_items(f"{each.title}: {each.verdict} ({each.route})" for each in outcome.findings)
+    yield Text(f"\n{circumstances(outcome)}")
+    if outcome.notes:
+        yield _list_items(outcome.notes)
+
+
+def _list_items(texts: Iterable[str]) -> Table:
+    """A list whose wrapped lines keep clear of the marks."""
+    grid = Table.grid(padding=(0, 1))
+    for text in texts:
+        grid.add_row(Text("-"), Text(text, overflow="fold"))
+    return grid
 
 
 def render_text(outcome: Outcome) -> str:

@@ -83,6 +83,10 @@ class Recipe(ABC):
         """What turns a client's file or text into the model's inputs, as data; None: clients send arrays."""
         return None
 
+    def describe_columns(self, data: Data) -> dict[str, list[dict[str, Any]]]:  # noqa: ARG002
+        """What stands in the columns of each input, in order, as data; empty: the inputs are no columns of a table."""
+        return {}
+
 
 class TorchRecipe(Recipe):
     """A recipe in PyTorch."""

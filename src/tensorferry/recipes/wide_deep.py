@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,6 +173,17 @@ class WideDeep(KerasRecipe):
         if scores.shape[-1] == 2 and 0 < classes.sum() < len(classes):
             found["auc"] = measure_auc(scores[:, 1] - scores[:, 0], classes == 1)
         return found
+
+    def describe_columns(self, data: Data) -> dict[str, list[dict[str, Any]]]:
+        """The table's columns: what a missing number becomes, and the number that stands for each word; 0 for any other."""
+        assert isinstance(data.train, Rows)
+        return {
+            "numbers": [{"column": each.name, "missing": each.mean} for each in data.train.number_columns],
+            "categories": [
+                {"column": each.name, "missing": 0, "codes": {word: code for code, word in enumerate(each.values, 1)}}
+                for each in data.train.category_columns
+            ],
+        }
 
 
 def measure_auc(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -> float:

@@ -23,6 +23,7 @@ class Trained:
     step: int
     metrics: dict[str, float]  # of the evaluation at that step; empty where there was none
     config: Config
+    checkpoint: Path  # the folder that the weights came from
 
 
 def load_trained(folder: Path) -> Trained:
@@ -34,7 +35,7 @@ def load_trained(folder: Path) -> Trained:
     # the weights are trained: neither budget nor repeatable kernels matter any more
     trainer = make_trainer(recipe, data, replace(config.terms, budget=None, repeatable=False))
     load_weights(trainer, checkpoint, weights_only=True)
-    return Trained(recipe, trainer.model, data, state.step, state.metrics, config)
+    return Trained(recipe, trainer.model, data, state.step, state.metrics, config, checkpoint)
 
 
 def _find_best(run: Run) -> tuple[Path, State]:

@@ -1,5 +1,6 @@
 """A function of the user's that builds a model, and the weights to put into it. Weights are never unpickled."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -44,4 +45,8 @@ def _read_state(path: Path) -> Any:
         return load_file(path)
     import torch
 
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        # torch advises to unpickle it all the same
+        raise BadModel("it holds more than tensors, or is damaged; save them with safetensors.torch.save_file") from None

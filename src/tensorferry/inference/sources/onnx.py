@@ -10,6 +10,7 @@ from tensorferry.errors import BadModel
 from tensorferry.inference.source import Route, Source
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
+from tensorferry.serve.tensors import DTYPES
 
 _DECORATION = re.compile(r"^serving_default_|:\d+$")  # what TensorFlow puts around a tensor's name
 _ONE_FILE_NBYTES = 2**31 - 2**20  # a protobuf message cannot be larger; weights beyond go beside it
@@ -72,8 +73,22 @@ def save_openvino(model: Any, signature: Signature, folder: Path) -> Path:
 
     set_names(model.inputs, [tensor.name for tensor in signature.inputs])
     set_names(model.outputs, [tensor.name for tensor in signature.outputs])
+    _complete(model, signature)
     ov.save_model(model, folder / "model.xml", compress_to_fp16=False)
     return folder / "model.xml"
+
+
+def _complete(model: Any, signature: Signature) -> None:
+    """Tell the types and shapes of inputs that do not know how many dimensions they have, as TorchScript's do not."""
+    import openvino as ov
+
+    by_name = {tensor.name: tensor for tensor in signature.inputs}
+    for port in model.inputs:
+        if port.get_partial_shape().rank.is_dynamic:
+            tensor = by_name[port.get_any_name()]
+            port.get_node().set_element_type(ov.Type(DTYPES[tensor.datatype]))
+            port.get_node().set_partial_shape(ov.PartialShape(list(tensor.shape)))
+    model.validate_nodes_and_infer_types()
 
 
 def set_names(ports: Sequence[Any], names: Sequence[str]) -> None:

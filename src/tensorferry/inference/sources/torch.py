@@ -6,8 +6,10 @@ TorchScript's tracer is the way round.
 
 import copy
 import inspect
+import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from tensorferry.errors import BadModel
 from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
 from tensorferry.inference.sources.onnx import convert, save_openvino
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.torch import TorchRuntime
 from tensorferry.serve.tensors import DATATYPES
@@ -28,10 +30,12 @@ _CPU = torch.device("cpu")
 
 def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> Source:
     """The source of a module; `example` names its inputs in the order of the call."""
+    example = {name: _cast(module, name, array) for name, array in example.items()}
     with quiet_exporters():  # copies of TorchScript warn of gradients that nobody wants
         original = copy.deepcopy(module).to(_CPU).eval()
         exported = copy.deepcopy(original)  # exporting may change what it exports
-    tensors = tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in example.values())
+    # two rows tell what a call gives: one would be taken for a constant, and all of them may take minutes
+    rows = tuple(torch.from_numpy(np.take(array, range(2), axis=0, mode="wrap")) for array in example.values())
     shapes = [find_free_axes(array) for array in example.values()]
     inputs = tuple(
         TensorSignature(
@@ -39,32 +43,33 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
         )
         for (name, array), free in zip(example.items(), shapes, strict=True)
     )
-    outputs = _find_outputs(original, tensors, shapes)
+    outputs = _find_outputs(original, rows, shapes)
     signature = Signature(inputs, tuple(outputs.values()))
     runtime = TorchRuntime(original, _CPU, signature, tuple(example), tuple(outputs))
-    twice = tuple(torch.cat([tensor, tensor])[:2] for tensor in tensors)  # one row would be taken for a constant
+    title = title or type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        scripted = Route("OpenVINO from TorchScript", "openvino", lambda folder: _convert_object(exported, signature, folder))
+        return _make_source(title, runtime, (scripted,), _keep_script(lambda target: torch.jit.save(exported, target)))
 
-    @cache
-    def program() -> Any:
+    def export() -> Any:
         dynamic = tuple(dict.fromkeys(free, torch.export.Dim.AUTO) for free in shapes)
-        return torch.export.export(exported, twice, dynamic_shapes=dynamic)
+        return torch.export.export(exported, rows, dynamic_shapes=dynamic)
 
+    program = _once(export)
     traced = Route(
-        "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, twice, signature, folder)
+        "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, rows, signature, folder)
     )
     routes = (*_routes_of_program(program, signature), traced)
     keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
-    return Source(title or type(module).__name__, "torch", signature, runtime, routes, keep, set_num_threads=_thread_setter())
+    return _make_source(title, runtime, routes, keep)
 
 
 def read_program(path: Path, num_threads: int) -> Source:
     """The source of a `.pt2` file, which holds no code."""
     runtime = load_runtime("pytorch", LoadOptions(path, num_threads))
     assert runtime.signature is not None
-
-    @cache
-    def program() -> Any:
-        return torch.export.load(path)  # a second time: the first one gives the answers to compare with
+    # a second time: the first one gives the answers to compare with
+    program = _once(lambda: torch.export.load(path))
 
     def keep(folder: Path) -> Path:
         (folder / "model.pt2").write_bytes(path.read_bytes())
@@ -72,7 +77,7 @@ def read_program(path: Path, num_threads: int) -> Source:
 
     routes = _routes_of_program(program, runtime.signature)
     kept = Route("the .pt2 file itself", "pytorch", keep)
-    return Source(path.name, "torch", runtime.signature, runtime, routes, kept, set_num_threads=_thread_setter())
+    return _make_source(path.name, runtime, routes, kept)
 
 
 def read_script(path: Path, example: Arrays, trust: bool) -> Source:
@@ -87,7 +92,7 @@ def read_script(path: Path, example: Arrays, trust: bool) -> Source:
             module = torch.jit.load(str(path), map_location=_CPU).eval()
     except RuntimeError as error:
         raise BadModel(f"PyTorch cannot load {path.name}: {first_line(error)}") from None
-    return read_module(module, example, path.name)
+    return replace(read_module(module, example, path.name), keep=_keep_script(lambda target: shutil.copyfile(path, target)))
 
 
 def order_inputs(module: torch.nn.Module, example: Any) -> Arrays:
@@ -104,21 +109,33 @@ def order_inputs(module: torch.nn.Module, example: Any) -> Arrays:
     return {name: np.asarray(array) for name, array in zip(names, arrays, strict=True)}
 
 
+def _cast(module: torch.nn.Module, name: str, array: Any) -> Any:
+    """An input in the type of the module's weights; whole numbers stay what they are."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub" or not array.ndim or not array.size:
+        shape = list(array.shape)
+        raise BadModel(f"expected rows of numbers for the input {name!r}, received {array.dtype} of the shape {shape}")
+    own = next((each.dtype for each in module.parameters() if each.is_floating_point()), None)
+    if array.dtype.kind != "f" or own not in (torch.float16, torch.float32, torch.float64):
+        return array
+    return array.astype(str(own).removeprefix("torch."), copy=False)
+
+
 def find_free_axes(array: Any) -> tuple[int, ...]:
     """The axes of an input that may have any size: the rows, and the length of a text."""
     return (0, 1) if array.ndim == 2 and array.dtype.kind in "iu" else (0,)
 
 
 def _routes_of_program(program: Callable[[], Any], signature: Signature) -> tuple[Route, ...]:
-    @cache
-    def onnx_program() -> Any:
-        return torch.onnx.export(
+    onnx_program = _once(
+        lambda: torch.onnx.export(
             program(),
             dynamo=True,
             input_names=[tensor.name for tensor in signature.inputs],
             output_names=[tensor.name for tensor in signature.outputs],
             verbose=False,
         )
+    )
 
     def to_onnx(folder: Path) -> Path:
         onnx_program().save(folder / "model.onnx")
@@ -136,9 +153,40 @@ def _routes_of_program(program: Callable[[], Any], signature: Signature) -> tupl
     )
 
 
+def _make_source(title: str, runtime: Runtime, routes: tuple[Route, ...], keep: Route) -> Source:
+    assert runtime.signature is not None
+    return Source(title, "torch", runtime.signature, runtime, routes, keep, set_num_threads=_thread_setter())
+
+
+def _once(make: Callable[[], Any]) -> Callable[[], Any]:
+    """The same result every time, or the same error: an export that fails takes as long as one that does not."""
+
+    @cache
+    def attempt() -> tuple[Any, Exception | None]:
+        try:
+            return make(), None
+        except Exception as error:  # whatever an exporter raises at a model that it does not know
+            return None, error
+
+    def get() -> Any:
+        result, error = attempt()
+        if error is not None:
+            raise error
+        return result
+
+    return get
+
+
+def _keep_script(write: Callable[[str], object]) -> Route:
+    def keep(folder: Path) -> Path:
+        write(str(folder / "model.pt"))
+        return folder / "model.pt"
+
+    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep)
+
+
 def _convert_traced(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], signature: Signature, folder: Path) -> Path:
-    script = module if isinstance(module, torch.jit.ScriptModule) else torch.jit.trace(module, tensors, strict=False)
-    return _convert_object(script, signature, folder)
+    return _convert_object(torch.jit.trace(module, tensors, strict=False), signature, folder)
 
 
 def _convert_object(model: Any, signature: Signature, folder: Path) -> Path:
@@ -163,7 +211,7 @@ def _call(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> dict[st
             result = module(*tensors)
     except Exception as error:  # a module may raise whatever it likes
         shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-        raise BadModel(f"the model cannot be called with the example of {shapes}: {first_line(error)}") from error
+        raise BadModel(f"the model cannot be called with rows of the example, {shapes}: {first_line(error)}") from error
     if isinstance(result, torch.Tensor):
         return {"output": result}
     named = dict(result) if isinstance(result, dict) else {f"output_{at}": each for at, each in enumerate(result)}
@@ -195,5 +243,5 @@ def _find_outputs(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], fr
 
 def _resize(tensor: torch.Tensor, axis: int) -> torch.Tensor:
     if axis == 0:
-        return torch.cat([tensor, tensor])
+        return torch.cat([tensor, tensor[:1]])
     return tensor[:, : max(1, tensor.shape[1] // 2)]  # a longer text might be longer than the model allows

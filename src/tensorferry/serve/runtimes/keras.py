@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
@@ -31,7 +31,7 @@ def load(options: LoadOptions) -> "KerasRuntime":
     try:
         model = keras.saving.load_model(options.path, compile=False, safe_mode=not options.trust)
     except Exception as error:  # zip, JSON, HDF5 and layer errors alike
-        raise BadModel(f"Keras cannot load {options.path.name}: {error}") from None
+        raise BadModel(f"Keras cannot load {options.path.name}: {in_one_line(error)}") from None
     return KerasRuntime(model, options.path.name)
 
 
@@ -70,7 +70,7 @@ class KerasRunner:
         try:
             results = keras.tree.flatten(self.call(arrays))
         except Exception as error:  # a layer may raise whatever it likes
-            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
         by_name = {tensor.name: result for tensor, result in zip(self.signature.outputs, results, strict=True)}
         return [np.asarray(keras.ops.convert_to_numpy(by_name[name])) for name in outputs]
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
@@ -42,7 +42,7 @@ class OnnxRuntime:
         settings = ort.SessionOptions()
         settings.intra_op_num_threads = int(options.parameters.get("intra_op_thread_count", options.num_threads))
         settings.inter_op_num_threads = int(options.parameters.get("inter_op_thread_count", 1))
-        settings.log_severity_level = 3
+        settings.log_severity_level = 4  # what goes wrong is raised; logged as well it would be said twice
         # idle threads that spin would take the cores from other models
         settings.add_session_config_entry(
             "session.intra_op.allow_spinning", options.parameters.get("session.intra_op.allow_spinning", "0")
@@ -59,7 +59,7 @@ class OnnxRuntime:
         try:
             self.session = ort.InferenceSession(str(options.path), settings, providers=providers)
         except Exception as error:  # onnxruntime has one class for each status, none with a common root of its own
-            raise BadModel(f"onnxruntime cannot load {options.path.name}: {error}") from None
+            raise BadModel(f"onnxruntime cannot load {options.path.name}: {in_one_line(error)}") from None
         self.signature = Signature(_read(self.session.get_inputs()), _read(self.session.get_outputs()))
 
     def new_runner(self) -> "OnnxRunner":
@@ -88,7 +88,7 @@ class OnnxRunner:
         try:
             results = self.session.run(outputs, inputs)
         except Exception as error:  # the session loaded and warmed up: a kernel that fails now fails on these inputs
-            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
         return [_encode(result) for result in results] if self.has_text_outputs else results
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Bfloat16Runner(OnnxRunner):
         except InvalidRequest:
             raise
         except Exception as error:
-            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
         return [_encode(_from_value(result)) for result in results]
 
 

@@ -8,7 +8,7 @@ import openvino as ov
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
@@ -45,7 +45,7 @@ class OpenvinoRuntime:
         try:
             self.compiled = open_core().compile_model(str(options.path), device, settings)
         except RuntimeError as error:
-            raise BadModel(f"OpenVINO cannot load {options.path.name}: {_first_line(error)}") from None
+            raise BadModel(f"OpenVINO cannot load {options.path.name}: {in_one_line(error)}") from None
         self.signature = Signature(_read(self.compiled.inputs), _read(self.compiled.outputs))
 
     def new_runner(self) -> "OpenvinoRunner":
@@ -73,7 +73,7 @@ class OpenvinoRunner:
             self.request.infer()
             return [_from_tensor(self.request.get_output_tensor(self.outputs[name])) for name in outputs]
         except RuntimeError as error:
-            raise InvalidRequest(f"the model cannot run these inputs: {_first_line(error)}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
 
     def close(self) -> None:
         """Drop the infer request."""
@@ -126,9 +126,3 @@ def _from_tensor(tensor: ov.Tensor) -> Array:
     if kind == "bf16":
         return tensor.data.view(DTYPES["BF16"]).copy()
     return tensor.data.copy()
-
-
-def _first_line(error: RuntimeError) -> str:
-    """What OpenVINO says, without the places in its sources that it names before."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in lines if line and not line.startswith(("Exception from ", "Check '"))), lines[0])

@@ -1,11 +1,15 @@
 """What every runtime offers: a signature, and runners that one thread uses at a time."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from tensorferry.serve.tensors import Array
+
+# terminal colours, and the places in its sources that OpenVINO names before it comes to the point
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|^\s*(Check '|Exception from ).*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,12 @@ class LoadOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
     input_names: tuple[str, ...] = ()  # in the configuration's order, for files that tell none
     output_names: tuple[str, ...] = ()
+
+
+def in_one_line(error: BaseException) -> str:
+    """The first line that says anything of what a library tells, without where in its sources that was."""
+    lines = [_NOISE.sub("", line).strip() for line in str(error).splitlines()]
+    return next(filter(None, lines), type(error).__name__)
 
 
 class Runner(Protocol):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DATATYPES, Array
 
 
@@ -34,7 +34,7 @@ class TensorflowRuntime:
             # the functions do not keep the variables alive, the loaded object does
             self.loaded = tf.saved_model.load(str(options.path))
         except (OSError, ValueError, tf.errors.OpError) as error:
-            raise BadModel(f"TensorFlow cannot load {options.path.name}: {error}") from None
+            raise BadModel(f"TensorFlow cannot load {options.path.name}: {in_one_line(error)}") from None
         if wanted not in self.loaded.signatures:
             known = ", ".join(self.loaded.signatures) or "none"
             raise BadModel(f"{options.path.name} has no signature '{wanted}'; it has {known}")
@@ -65,7 +65,7 @@ class TensorflowRunner:
         try:
             results = self.function(**{name: tf.constant(array) for name, array in inputs.items()})
         except (tf.errors.OpError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
         return [to_array(results[name]) for name in outputs]
 
     def close(self) -> None:

@@ -1,13 +1,16 @@
 """PyTorch: programs of `torch.export` (`.pt2`), and TorchScript (`.pt`) for who trusts the file."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest, ModelFault
-from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
@@ -76,7 +79,7 @@ class TorchRunner:
             with torch.inference_mode():
                 results = _flatten(runtime.module(*tensors))
         except Exception as error:  # a model may raise whatever it likes
-            raise InvalidRequest(f"the model cannot run these inputs: {error}") from None
+            raise InvalidRequest(f"the model cannot run these inputs: {in_one_line(error)}") from None
         if len(results) != len(runtime.output_names):
             raise ModelFault(f"the model gave {len(results)} outputs, its configuration names {len(runtime.output_names)}")
         by_name = dict(zip(runtime.output_names, results, strict=True))
@@ -89,9 +92,13 @@ class TorchRunner:
 
 def _load_exported(options: LoadOptions, device: torch.device) -> TorchRuntime:
     try:
-        program = torch.export.load(options.path)
+        with _quiet():
+            program = torch.export.load(options.path)
     except Exception as error:  # a damaged archive fails in many ways
-        raise BadModel(f"PyTorch cannot load {options.path.name}: {error}") from None
+        reason = in_one_line(error)
+        if "warnings above" in reason:  # which nobody sees
+            reason = "it is damaged, or no program of torch.export"
+        raise BadModel(f"PyTorch cannot load {options.path.name}: {reason}") from None
     nodes = {node.name: node for node in program.graph.nodes}
     inputs = tuple(_read(name, nodes[str(name)].meta["val"]) for name in program.graph_signature.user_inputs)
     made = [nodes[str(name)].meta["val"] for name in program.graph_signature.user_outputs]
@@ -112,10 +119,25 @@ def _load_script(options: LoadOptions, device: torch.device) -> TorchRuntime:
     if not options.input_names or not options.output_names:
         raise BadModel(f"{options.path.name} does not tell its inputs and outputs; name them in config.pbtxt")
     try:
-        module = torch.jit.load(str(options.path), map_location=device).eval()
+        with _quiet():
+            module = torch.jit.load(str(options.path), map_location=device).eval()
     except RuntimeError as error:
-        raise BadModel(f"PyTorch cannot load {options.path.name}: {error}") from None
+        raise BadModel(f"PyTorch cannot load {options.path.name}: {in_one_line(error)}") from None
     return TorchRuntime(module, device, None, options.input_names, options.output_names)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs the traceback of a damaged file and warns of TorchScript; the error, or the answers, say what is to be said."""
+    logger = logging.getLogger("torch.export")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _name_outputs(program: Any, num_outputs: int) -> tuple[str, ...]:
