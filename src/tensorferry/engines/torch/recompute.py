@@ -6,7 +6,7 @@ again below autograd gives the same bits. Random ops and collectives are never n
 """
 
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tensorferry.engines.torch.record import mutated
-from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.engines.torch.swap import SavedStorage, SavedTensors, is_lazy
 from tensorferry.errors import SavedTensorModified
 
 # the positions of running statistics: they were updated once already, and a training-mode result does not depend on them
@@ -39,6 +39,7 @@ class _Call:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    grad_enabled: bool  # some kernels make other results without
     makes: list[tuple[_Made, int]]
 
 
@@ -85,9 +86,11 @@ class Notebook:
         """An op that may have to run again has run."""
         if any(self._is_held(tensor) for tensor in mutated(func, args, kwargs)):
             return  # running it again would change a tensor that others read as it is now
+        if any(isinstance(value, torch.Tensor) and is_lazy(value) for value in tree_leaves((args, kwargs, out))):
+            return  # a reference to bytes does not tell what they stand for
         args = _without_running_statistics(func, args)
         referred = tree_map(self._refer, (args, kwargs))
-        call = _Call(func, referred[0], referred[1], [])
+        call = _Call(func, referred[0], referred[1], torch.is_grad_enabled(), [])
         for i, tensor in enumerate(tree_leaves(out)):
             if isinstance(tensor, torch.Tensor):
                 made = self._made_at(tensor.untyped_storage())
@@ -116,7 +119,7 @@ class Notebook:
                     later_written = reference.version != reference.made.version
                     if later_written or not self._collect(reference.made, target, calls):
                         return False
-            calls.append(_Call(call.func, resolved[0], resolved[1], call.makes))
+            calls.append(replace(call, args=resolved[0], kwargs=resolved[1]))
         return True
 
     def _refer(self, value: Any) -> Any:
@@ -184,10 +187,11 @@ class Recall:
             return reference
 
         # the noted ops already contain the casts that autocast made
-        with torch.no_grad(), torch.autocast(store.device.type, enabled=False):
+        with torch._C._AutoDispatchBelowAutograd(), torch.autocast(store.device.type, enabled=False):
             for call in self.calls:
                 args, kwargs = tree_map(resolve, (call.args, call.kwargs), is_leaf=_is_reference)
-                results = tree_leaves(call.func(*args, **kwargs))
+                with torch.set_grad_enabled(call.grad_enabled):
+                    results = tree_leaves(call.func(*args, **kwargs))
                 for made, i in call.makes:
                     blocks[id(made)] = results[i].untyped_storage()
         return blocks[id(self.target)]

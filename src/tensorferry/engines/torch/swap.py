@@ -340,6 +340,8 @@ class SavedTensors:
             return False
         if isinstance(tensor._base, torch.nn.Parameter):  # a view of an unsharded parameter
             return False
+        if is_lazy(tensor):
+            return False
         block = tensor.untyped_storage()
         return block.nbytes() >= self.min_nbytes and block._cdata not in self.persistent
 
@@ -353,6 +355,11 @@ class SavedTensors:
         if saved is not None and not saved.original.expired() and saved.version == version:
             return saved
         return None
+
+
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether its bytes stand for their conjugate or negative, which a view of them would not know."""
+    return tensor.is_neg() or tensor.is_conj()
 
 
 def _version_probe(tensor: torch.Tensor) -> torch.Tensor:
