@@ -70,6 +70,14 @@ def test_a_finished_run_has_nothing_to_go_on_with(train: Train, go_on: Callable[
     assert weights(folder) == before
 
 
+def test_a_run_that_does_not_tell_its_back_end_goes_on(train: Train, go_on: Callable[[Path], int]) -> None:
+    folder = train(settings={"steps": "2"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["backend"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert go_on(folder) == 0
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_and_told_of(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
     folder = train()
     whole = weights(folder)

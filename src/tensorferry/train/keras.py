@@ -27,6 +27,7 @@ class KerasTrainer(Trainer):
     def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms) -> None:
         self._recipe = recipe
         self._terms = terms
+        self.backend = keras.backend.backend()
         self.precision = make_policy(terms.precision)
         keras.utils.set_random_seed(step_seed(terms.seed, 0))
         self._meter = StepMeter()  # after that: seeding loads TensorFlow on any back end, and it is not the model's

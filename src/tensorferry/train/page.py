@@ -9,6 +9,7 @@ from tensorferry.files import write_whole
 from tensorferry.report import Report
 from tensorferry.report.run_page import RunView, html_run_page
 from tensorferry.report.stored import report_from_json, report_to_json
+from tensorferry.train.backend import VARIABLE
 from tensorferry.train.checkpoints import Damaged, State, list_checkpoints, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
@@ -84,13 +85,21 @@ def _read_memory(run: Run) -> Report | None:
 def _describe(config: Config) -> dict[str, str]:
     terms = config.terms
     return {
-        "command": shlex.join(config.command) if config.command else "from Python",
+        "command": _describe_command(config),
         "recipe": config.recipe,
         "data": config.data or "what the recipe brings",
         "begins from": config.start,
         **{f"set {name}": str(value) for name, value in config.settings.items()},
+        **({"Keras back end": config.backend} if config.backend else {}),
         "precision": f"{terms.precision} ({config.reason})" if config.reason else terms.precision,
         "budget": terms.budget or "none",
         "seed": f"{terms.seed}{', repeatable bit for bit' if terms.repeatable else ''}",
         "evaluates and saves": f"every {config.every} steps",
     }
+
+
+def _describe_command(config: Config) -> str:
+    if not config.command:
+        return "from Python"
+    variable = f"{VARIABLE}={config.backend} " if config.backend else ""
+    return variable + shlex.join(config.command)

@@ -11,6 +11,7 @@ from tensorferry.errors import BadData, BadRun, RunFailed
 from tensorferry.recipes.cap import is_out_of_memory
 from tensorferry.recipes.loading import find_recipe, make_recipe
 from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.train.backend import same_backend
 from tensorferry.train.checkpoints import State, find_newest
 from tensorferry.train.config import Config
 from tensorferry.train.events import HINT, Events
@@ -66,6 +67,7 @@ def begin(request: Request, progress: Progress) -> int:
             terms=replace(terms, precision=trainer.precision.name),
             reason=trainer.precision.reason if request.precision == "auto" else "",
             command=request.command,
+            backend=trainer.backend,
         )
         run.write_config(config)
         with watch_signals() as stop:
@@ -81,7 +83,7 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
         raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to go on with it")
-    with hold(folder):
+    with hold(folder), same_backend(config.backend, folder):
         return _go_on(run, config, progress)
 
 

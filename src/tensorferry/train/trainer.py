@@ -31,6 +31,7 @@ class Trainer(ABC):
 
     model: Any
     precision: Any  # with a name and a reason
+    backend: str | None = None  # that Keras runs on; None: this is not Keras
 
     @abstractmethod
     def step(self, number: int, batch: Arrays) -> float:
