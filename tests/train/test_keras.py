@@ -34,6 +34,7 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(bac
         "num_left_out": 1,
         "resumes_after_a_bad_loss": True,
         "resumes_in_fp16": True,
+        "makes_up_an_evaluation": True,
         "num_outputs": 2,
     }
 

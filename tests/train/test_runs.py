@@ -6,16 +6,24 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
 from tensorferry.cli import main
+from tensorferry.train.checkpoints import read_state
 from tensorferry.train.start import Request, begin, resume
 from tensorferry.train.trained import load_trained
 
 Train = Callable[..., Path]
+
+
+def _figures(folder: Path) -> list[tuple[Any, ...]]:
+    """What the rows of a run say that does not depend on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"], row.get("held_out")) for row in rows]
 
 
 def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Told) -> None:
@@ -119,17 +127,26 @@ def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
     assert weights(folder) == whole
 
 
-def test_a_signal_ends_an_evaluation_too_and_its_step_is_saved(
-    train: Train, go_on: Callable[[Path], int], tmp_path: Path
-) -> None:
-    whole, told = train("whole"), Told()
-    told.on_evaluate = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert begin(Request(TINY, out=tmp_path / "run", seed=7, every=4), told) == 143
-    assert [row["step"] for row in told.rows] == [1, 2, 3, 4]
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int, train: Train, tmp_path: Path) -> None:
+    whole, told, again = train("whole"), Told(), Told()
+    folder = tmp_path / "run"
+
+    def stop(told: Told) -> Callable[[], None]:
+        return lambda: os.kill(os.getpid(), signal.SIGTERM) if len(told.rows) in (0, step - 1) else None
+
+    told.on_evaluate, again.on_evaluate = stop(told), stop(again)
+    assert begin(Request(TINY, out=folder, seed=7, every=4), told) == 143
+    assert [row["step"] for row in told.rows] == list(range(1, step + 1))
     assert "held_out" not in told.rows[-1]
-    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "step-00000004"
-    assert go_on(tmp_path / "run") == 0
-    assert weights(tmp_path / "run") == weights(whole)
+    assert (folder / "checkpoints" / "latest").resolve().name == f"step-{step:08d}"
+    assert resume(folder, again) == 143  # the evaluation is cut short once more
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == weights(whole)
+    assert _figures(folder) == _figures(whole)
+    for link in ("latest", "best"):
+        assert (folder / "checkpoints" / link).resolve().name == (whole / "checkpoints" / link).resolve().name
+        assert read_state(folder / "checkpoints" / link) == read_state(whole / "checkpoints" / link)
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:

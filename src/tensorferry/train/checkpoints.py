@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tensorferry.errors import RunFailed
 from tensorferry.files import digest, force, write_whole
@@ -34,6 +35,7 @@ class State:
     best_step: int | None = None
     best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    unjudged: dict[str, Any] | None = None  # the row of this step, where a signal cut its evaluation short
 
 
 def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> Path:

@@ -7,7 +7,6 @@ checkpoint and takes the same steps again, bit for bit, without the one that fai
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,25 +72,37 @@ def _load_ahead(session: Session, state: State) -> Batches:
 
 
 def _take_steps(session: Session, state: State, batches: Batches) -> State:
-    config = session.config
-    with Events(session.run.folder / "events", state.step) as events:
+    done = state.step - 1 if state.unjudged else state.step
+    with Events(session.run.folder / "events", done) as events:
+        if state.unjudged:
+            session.run.drop_rows_after(done)
+            state = _end_step(session, state, state.unjudged, events)
+            if session.stop.signal:
+                return state
         for batch in batches:
             row = _take_step(session, state.step + 1, batch, state.skipped) | {"wait_seconds": batches.wait_seconds}
-            state = replace(state, step=row["step"])
-            due = state.step % config.every == 0 or state.step == config.steps
-            if due:
-                session.progress.say_working("evaluating")
-                with suppress(_Stopped):
-                    state = _evaluate(session, state)
-                    row["held_out"] = state.metrics
-            session.run.add_row(row)
-            events.add(row)
-            session.progress.step(row)
-            if due or session.stop.signal:
-                save(session, state)
-            session.run.keep()
+            state = _end_step(session, replace(state, step=row["step"]), row, events)
             if session.stop.signal:
                 break
+    return state
+
+
+def _end_step(session: Session, state: State, row: dict[str, Any], events: Events) -> State:
+    """Evaluate and save if that is due; an evaluation that a signal cuts short is made up when the run goes on."""
+    due = state.step % session.config.every == 0 or state.step == session.config.steps
+    if due:
+        session.progress.say_working("evaluating")
+        try:
+            state = replace(_evaluate(session, state), unjudged=None)
+            row = row | {"held_out": state.metrics}
+        except _Stopped:
+            state = replace(state, unjudged=row)
+    session.run.add_row(row)
+    events.add(row)
+    session.progress.step(row)
+    if due or session.stop.signal:
+        save(session, state)
+    session.run.keep()
     return state
 
 
