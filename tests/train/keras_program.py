@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from listening import Told, losses, weights
 
+from tensorferry import RunFailed
 from tensorferry.train.checkpoints import read_state
 from tensorferry.train.start import Request, begin, resume
 from tensorferry.train.trained import load_trained
@@ -46,6 +47,15 @@ def stop_and_resume(folder: Path, **options: Any) -> bool:
     )
 
 
+def spoil() -> str:
+    """How a run ends whose every step makes weights infinite, although its loss is a number."""
+    try:
+        begin(Request(RECIPE, {"rate": "1e39"}, seed=7, every=1, out=HERE / "spoilt"), Told())
+    except RunFailed as error:
+        return str(error)
+    return "well"
+
+
 plain, again, large = train("plain"), train("again"), train("large", budget="1GiB")
 bad = train("bad", settings={"num_bad": "1", "steps": "9"})
 half = train("half", precision="fp16", settings={"steps": "6"})
@@ -60,6 +70,7 @@ found = {
     "resumes_after_a_bad_loss": cut_and_resume(bad),
     "resumes_in_fp16": cut_and_resume(half),
     "makes_up_an_evaluation": stop_and_resume(HERE / "stopped", budget="1GiB"),
+    "spoilt": spoil().partition(";")[0],
     "num_outputs": trained.model.output_shape[-1],
 }
 print(json.dumps(found))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
@@ -24,6 +25,14 @@ def _figures(folder: Path) -> list[tuple[Any, ...]]:
     """What the rows of a run say that does not depend on the clock."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row["loss"], row.get("held_out")) for row in rows]
+
+
+def _is_finite(folder: Path) -> bool:
+    """Whether every checkpoint of a run holds numbers alone."""
+    paths = list((folder / "checkpoints").glob("step-*/model.pt"))
+    return bool(paths) and all(
+        bool(tensor.isfinite().all()) for path in paths for tensor in torch.load(path, weights_only=True).values()
+    )
 
 
 def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Told) -> None:
@@ -104,8 +113,6 @@ def test_only_the_newest_two_and_the_best_are_kept(train: Train) -> None:
 
 
 def test_the_trained_model_has_the_best_weights(train: Train) -> None:
-    import torch
-
     folder = train()
     trained = load_trained(folder)
     best = torch.load(folder / "checkpoints" / "best" / "model.pt", weights_only=True)
@@ -125,6 +132,27 @@ def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
     shutil.rmtree(folder / "checkpoints" / "step-00000009")
     go_on(folder)
     assert weights(folder) == whole
+
+
+def test_a_step_that_spoils_the_weights_is_left_out_with_the_same_bits_on_resume(
+    train: Train, go_on: Callable[[Path], int], told: Told
+) -> None:
+    folder = train(settings={"steep_above": "2.2"}, every=1)
+    left_out = [step for step, loss, _ in _figures(folder) if loss is None]
+    assert left_out
+    assert [note for note in told.notes if f"step {left_out[0]} left weights that are no numbers: back to step" in note]
+    assert _is_finite(folder)
+    whole = weights(folder)
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    go_on(folder)
+    assert weights(folder) == whole
+
+
+def test_the_checkpoint_that_is_named_as_good_holds_numbers(tmp_path: Path, told: Told) -> None:
+    request = Request(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
+    with pytest.raises(ferry.RunFailed, match=r"left weights that are no numbers, .* the last good checkpoint is .*step-0000"):
+        begin(request, told)
+    assert _is_finite(tmp_path / "run")
 
 
 @pytest.mark.parametrize("step", [4, 12])

@@ -31,7 +31,7 @@ class State:
 
     step: int = 0  # done
     recipe: str = ""
-    skipped: tuple[int, ...] = ()  # steps left out because their loss was no number
+    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were no numbers
     best_step: int | None = None
     best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation

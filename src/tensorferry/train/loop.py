@@ -1,7 +1,8 @@
 """The loop: batch, step, row; evaluate and save every so often; stop on a signal.
 
-A loss that is no number may have spoilt the weights, on any framework and at any precision. So the run goes back to its last
-checkpoint and takes the same steps again, bit for bit, without the one that failed. A few such steps are forgiven.
+A step fails if its loss is no number, which may have spoilt the weights, or if the weights are none after it: no checkpoint
+holds such weights. The run goes back to its last checkpoint and takes the same steps again, bit for bit, without the one that
+failed. A few such steps are forgiven.
 """
 
 import math
@@ -23,7 +24,7 @@ from tensorferry.train.progress import Progress
 from tensorferry.train.signals import Stop
 from tensorferry.train.trainer import Trainer, make_predict
 
-MAX_SKIPPED = 5  # steps of a run whose loss may be no number
+MAX_SKIPPED = 5  # steps of a run that may fail
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class _Stopped(Exception):
     """A signal came while the model was evaluated."""
 
 
-class _BadLoss(Exception):
-    def __init__(self, step: int, loss: float, skipped: tuple[int, ...]) -> None:
-        super().__init__(f"the loss of step {step} is {loss}")
+class _BadStep(Exception):
+    def __init__(self, reason: str, step: int, skipped: tuple[int, ...]) -> None:
+        super().__init__(reason)
         self.step = step
         self.skipped = skipped  # before it; a checkpoint may be older than some of them
 
@@ -58,7 +59,7 @@ def run_steps(session: Session, state: State) -> State:
             try:
                 with batches:
                     return _take_steps(session, state, batches)
-            except _BadLoss as bad:
+            except _BadStep as bad:
                 state = _go_back(session, bad)
                 batches = _load_ahead(session, state)
 
@@ -113,9 +114,11 @@ def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]
     began = time.perf_counter()
     loss = session.trainer.step(step, batch)
     if not math.isfinite(loss):
-        raise _BadLoss(step, loss, skipped)
-    seconds = time.perf_counter() - began
-    return row | {"loss": loss, "seconds": seconds, "peak_nbytes": session.trainer.peak_nbytes()}
+        raise _BadStep(f"the loss of step {step} is {loss}", step, skipped)
+    row |= {"loss": loss, "seconds": time.perf_counter() - began, "peak_nbytes": session.trainer.peak_nbytes()}
+    if not session.trainer.is_finite():
+        raise _BadStep(f"step {step} left weights that are no numbers", step, skipped)
+    return row
 
 
 def _evaluate(session: Session, state: State) -> State:
@@ -152,7 +155,7 @@ def save(session: Session, state: State) -> None:
     save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
-def _go_back(session: Session, bad: _BadLoss) -> State:
+def _go_back(session: Session, bad: _BadStep) -> State:
     """Load the last checkpoint and leave the step out that failed."""
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:

@@ -54,6 +54,11 @@ class TorchTrainer(Trainer):
         self._optimizer.zero_grad()
         return value
 
+    def is_finite(self) -> bool:
+        trained = [weight.detach() for weight in self.model.parameters() if weight.requires_grad and weight.numel()]
+        # the extremes of a tensor tell of every inf and nan in it, and take no memory
+        return all(math.isfinite(extreme) for weight in trained for extreme in torch.aminmax(weight))
+
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
         with torch.no_grad(), self.precision:

@@ -38,6 +38,10 @@ class Trainer(ABC):
         """Take one step and return its loss; where that is no number, the weights may be spoilt."""
 
     @abstractmethod
+    def is_finite(self) -> bool:
+        """Whether all weights that train are numbers; a step may spoil them although its own loss is one."""
+
+    @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         """The model's outputs for a batch's inputs; nothing is trained."""
 
