@@ -124,6 +124,24 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
     assert "of 100,000 steps done" in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_else(number: int, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run"
+    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before, slow = weights(folder), f"{Path(__file__).with_name('tiny.py')}:Slow"
+    for out, options in ((folder, ["--force"]), (tmp_path / "other" / "run", [])):
+        command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", out, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == code
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]
+    assert weights(folder) == before
+
+
 def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = _start(server, _begin_long, folder)

@@ -1,5 +1,6 @@
 """Recipes small enough to be trained many times: a line of four numbers each, and which half of the plane they are in."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,3 +81,12 @@ class Tiny(OfPoints, TorchRecipe):
 
     def scale_rate(self, step: int) -> float:
         return 1 - (step - 1) / self.settings.steps
+
+
+class Slow(Tiny):
+    """Whose data takes longer than anybody waits."""
+
+    def load_data(self, source: Path | None) -> Data:
+        print("loading", flush=True)
+        time.sleep(600)
+        return super().load_data(source)

@@ -21,7 +21,7 @@ from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.progress import Progress
 from tensorferry.train.seeds import draw_seed
-from tensorferry.train.signals import watch_signals
+from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.trainer import Terms, make_trainer
 from tensorferry.units import parse_bytes
 
@@ -51,7 +51,7 @@ def begin(request: Request, progress: Progress) -> int:
     recipe = make_recipe(request.recipe, request.settings, request.start)
     source = _find_source(request.data)
     folder = request.out or Path("runs") / _folder_name(request.recipe)
-    with open_new(folder, request.force) as run:
+    with unwind_on_sigterm(), open_new(folder, request.force) as run:
         data = recipe.load_data(source)
         seed = draw_seed() if request.seed is None else request.seed
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
