@@ -5,7 +5,6 @@ name: so whatever has the name is whole. Its `state.json` is written last and ho
 done afterwards is noticed as well, and the checkpoint before it is taken instead. `latest` and `best` are links for people.
 """
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorferry.errors import RunFailed
 from tensorferry.files import digest, force, write_whole
 
 FORMAT = "tensorferry-checkpoint-1"
@@ -39,7 +37,7 @@ class State:
 
 
 def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> Path:
-    """Save under `root` what `write` puts into a folder, then drop what is no longer kept; raises `RunFailed` on a full disk."""
+    """Save under `root` what `write` puts into a folder, then drop what is no longer kept."""
     final, part = root / f"step-{state.step:08d}", root / f".step-{state.step:08d}.part"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -58,9 +56,8 @@ def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> 
         if state.best_step is not None:
             _point(root / "best", root / f"step-{state.best_step:08d}")
         force(root)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise RunFailed(_explain(root, state.step, error)) from error
     _drop_old(root, state)
     return final
 
@@ -99,17 +96,6 @@ def _drop_old(root: Path, state: State) -> None:
     for position, folder in enumerate(list_checkpoints(root)):
         if position >= NUM_KEPT and folder.name not in kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _explain(root: Path, step: int, error: Exception) -> str:
-    free = None
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(root).free
-    full = free is not None and free < 16 * 2**20
-    cause = "the disk is full" if full else (getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0])
-    left = list_checkpoints(root)
-    kept = f"{left[0]} is still whole" if left else "nothing was saved before"
-    return f"cannot save step {step} under {str(root)!r}: {cause}; {kept}. Make room, then: ferry train --resume {root.parent}"
 
 
 def _point(link: Path, target: Path) -> None:

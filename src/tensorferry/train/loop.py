@@ -18,6 +18,7 @@ from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
 from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
 from tensorferry.train.config import Config
+from tensorferry.train.disk import writing
 from tensorferry.train.events import Events
 from tensorferry.train.folder import Run
 from tensorferry.train.progress import Progress
@@ -74,7 +75,7 @@ def _load_ahead(session: Session, state: State) -> Batches:
 
 def _take_steps(session: Session, state: State, batches: Batches) -> State:
     done = state.step - 1 if state.unjudged else state.step
-    with Events(session.run.folder / "events", done) as events:
+    with Events(session.run.folder, done) as events:
         if state.unjudged:
             session.run.drop_rows_after(done)
             state = _end_step(session, state, state.unjudged, events)
@@ -98,12 +99,12 @@ def _end_step(session: Session, state: State, row: dict[str, Any], events: Event
             row = row | {"held_out": state.metrics}
         except _Stopped:
             state = replace(state, unjudged=row)
+    session.run.keep()
     session.run.add_row(row)
     events.add(row)
     session.progress.step(row)
     if due or session.stop.signal:
         save(session, state)
-    session.run.keep()
     return state
 
 
@@ -152,7 +153,8 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 def save(session: Session, state: State) -> None:
     """Save a checkpoint of this moment."""
-    save_checkpoint(session.run.checkpoints, state, session.trainer.save)
+    with writing(f"step {state.step}", session.run.folder):
+        save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
 def _go_back(session: Session, bad: _BadStep) -> State:

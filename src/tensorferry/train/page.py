@@ -18,9 +18,14 @@ from tensorferry.units import parse_bytes
 
 def store_memory(run: Run, report: Report) -> None:
     """Write down what was planned and measured, for the page."""
-    write_whole(run.memory, json.dumps(report_to_json(report), separators=(",", ":")))
+    _write(run.memory, json.dumps(report_to_json(report), separators=(",", ":")))
     if report.plan is not None:
-        report.plan.save(run.plan)
+        _write(run.plan, json.dumps(report.plan.to_json()))
+
+
+def store_illustration(run: Run, png: bytes) -> None:
+    """Write down what the model does, for the page."""
+    _write(run.illustration, png)
 
 
 def write_page(run: Run, path: Path | None = None) -> Path:
@@ -28,11 +33,7 @@ def write_page(run: Run, path: Path | None = None) -> Path:
     path = path or run.page
     if path.suffix.lower() != ".html":
         raise BadRun(f"cannot write the report to {str(path)!r}: end it with .html")
-    text = html_run_page(make_view(run))
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise BadRun(f"cannot write {str(path)!r}: {error.strerror}") from error
+    _write(path, html_run_page(make_view(run)))
     return path
 
 
@@ -57,6 +58,13 @@ def make_view(run: Run) -> RunView:
         asked=_describe(config),
         environment=run.read_environment(),
     )
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise BadRun(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def _short_name(recipe: str) -> str:

@@ -179,4 +179,5 @@ def _last_words(summary: dict[str, Any]) -> str:
         command = f"ferry train --resume {summary['folder']}"
         return f"stopped by {summary['stopped_by']} after step {summary['step']}, saved; go on with: {command}"
     best = f" (best {summary['best_value']:.4g} at step {summary['best_step']})" if summary["best_step"] else ""
-    return f"done: {summary['step']} steps, {metrics}{best}\nreport: {summary['page']}"
+    page = f"\nreport: {summary['page']}" if summary["page"] else ""
+    return f"done: {summary['step']} steps, {metrics}{best}{page}"
