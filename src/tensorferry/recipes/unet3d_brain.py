@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorferry.errors import BadRecipe
 from tensorferry.recipes.mni152 import LABELS, Mni152
-from tensorferry.recipes.recipe import Data, KerasRecipe, Predict, Samples, Settings
+from tensorferry.recipes.recipe import Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
 from tensorferry.recipes.segmenting import compute_dice, draw_slice, find_classes
 from tensorferry.recipes.volume_samples import HELD_OUT_SLABS, NUM_SLABS, UNKNOWN, VariedViews, WholeVolumes, split_cases
 from tensorferry.recipes.volumes import Case, find_cases
@@ -26,12 +26,12 @@ _EDGE_STEP = 2 ** (_NUM_LEVELS - 1)  # the network halves a volume that often
 class BrainSettings(Settings):
     """What can be set of the brain recipe."""
 
-    batch: int = 1
-    steps: int = 200
+    batch: PositiveInt = 1
+    steps: PositiveInt = 200
     resolution: int = 64  # voxels a side of the cube that every case is brought to
     patch: int = 0  # voxels a side of the cut-outs to train on; 0: whole volumes
-    base: int = 8  # channels at full resolution; each level below has twice as many
-    learning_rate: float = 2e-3
+    base: PositiveInt = 8  # channels at full resolution; each level below has twice as many
+    learning_rate: PositiveFloat = 2e-3
     augment: bool = True
     labels: str = ""  # of a user's label files, as 0:background,1:core,2:oedema,4:enhancing; empty: the values found there
 
