@@ -52,6 +52,14 @@ def test_with_several_cases_whole_ones_are_held_out(tmp_path: Path) -> None:
     assert (data.held_out.read(0, _rng())["classes"] != UNKNOWN).all()
 
 
+def test_the_data_says_which_labels_were_found_and_what_was_left_out(tmp_path: Path) -> None:
+    save_ball(tmp_path, "a", inside=7)
+    save_ball(tmp_path, "b")
+    (tmp_path / "b_seg.nii.gz").unlink()
+    source = _recipe().load_data(tmp_path).source
+    assert f"{tmp_path} with the labels 0, 7, cases: 1, scans without labels left out: 1 (b.nii.gz, ...)" in source
+
+
 def test_a_view_depends_on_the_generator_alone() -> None:
     data = _recipe(patch=8).load_data(None)
     first, again, other = (data.train.read(3, _rng(seed)) for seed in (1, 1, 2))

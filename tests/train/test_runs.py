@@ -47,6 +47,7 @@ def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Tol
     assert list((folder / "events").glob("events.out.tfevents.*"))
     assert (folder / "checkpoints" / "latest").resolve().name == "step-00000012"
     assert told.summary["metrics"] == rows[-1]["held_out"]
+    assert told.notes == ["data: points on a line"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(train: Train) -> None:

@@ -16,7 +16,7 @@ from tensorferry.recipes.mni152 import LABELS, Mni152
 from tensorferry.recipes.recipe import Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
 from tensorferry.recipes.segmenting import compute_dice, draw_slice, find_classes
 from tensorferry.recipes.volume_samples import HELD_OUT_SLABS, NUM_SLABS, UNKNOWN, VariedViews, WholeVolumes, split_cases
-from tensorferry.recipes.volumes import Case, find_cases
+from tensorferry.recipes.volumes import Case, find_cases, list_unlabelled
 
 _NUM_LEVELS = 4
 _EDGE_STEP = 2 ** (_NUM_LEVELS - 1)  # the network halves a volume that often
@@ -56,7 +56,9 @@ class UNet3dBrain(KerasRecipe):
             named = _parse_labels(settings.labels)
             found = find_cases(source, tuple(named))
             labels = tuple(named.values()) or tuple(str(value) for value in found[0].values)
-            cases, what = found, f"{len(found)} cases in {source}"
+            cases, what = found, f"{source} with the labels {', '.join(map(str, found[0].values))}, cases: {len(found)}"
+            if unlabelled := list_unlabelled(source):
+                what += f", scans without labels left out: {len(unlabelled)} ({unlabelled[0].name}, ...)"
         train, held_out = split_cases(cases, settings.resolution, labels)
         if len(cases) == 1:
             judged = f"{len(HELD_OUT_SLABS)} of {NUM_SLABS} slabs of it held out"

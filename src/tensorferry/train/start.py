@@ -126,6 +126,8 @@ def load_weights(trainer: Any, checkpoint: Path, *, weights_only: bool = False) 
 def _run(session: Session, state: State) -> int:
     if not Events.available():
         session.progress.say(HINT)
+    if session.data.source:
+        session.progress.say(f"data: {session.data.source}")
     try:
         session.progress.begin(session.config, state.step)
         with _clear_memory_errors(session):
