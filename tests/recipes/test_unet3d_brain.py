@@ -112,9 +112,11 @@ def test_the_picture_shows_scan_truth_and_what_was_found_side_by_side() -> None:
     pixels = np.asarray(Image.open(io.BytesIO(picture)))
     height, width, _ = pixels.shape
     edge = width // 3
-    assert 0 < height - edge < edge / 4  # a line of words above the panels
-    assert np.unique(pixels[: height - edge]).size > 1
-    scan, truth, found = (pixels[height - edge :, begin : begin + edge] for begin in (0, edge, 2 * edge))
+    line = (height - edge) // 2  # of words above the panels, and of the classes' names below
+    assert 0 < line < edge / 8
+    assert np.unique(pixels[:line]).size > 1
+    assert np.unique(pixels[-line:]).size > 1
+    scan, truth, found = (pixels[line : line + edge, begin : begin + edge] for begin in (0, edge, 2 * edge))
     assert np.unique(scan).size > 4
     assert len(np.unique(truth.reshape(-1, 3), axis=0)) == 3
     assert len(np.unique(found.reshape(-1, 3), axis=0)) == 1

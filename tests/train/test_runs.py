@@ -106,6 +106,30 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_told_of(train: Train, go
     assert weights(folder) == whole
 
 
+def test_checkpoints_of_another_version_are_called_so(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
+    folder = train(settings={"steps": "2"})
+    for state in (folder / "checkpoints").glob("step-*/state.json"):
+        state.write_text(state.read_text().replace("tensorferry-checkpoint-1", "tensorferry-checkpoint-9"))
+    with pytest.raises(ferry.BadRun, match="no whole checkpoint"):
+        go_on(folder)
+    told_of = [note for note in told.notes if "is of another version (it has format 'tensorferry-checkpoint-9'" in note]
+    assert len(told_of) == len(list((folder / "checkpoints").glob("step-*")))
+    assert told_of[0].endswith("taking the one before")
+    assert told_of[-1].endswith("there is none before")
+    assert not any("damaged" in note for note in told.notes)
+
+
+def test_a_line_that_is_no_row_is_passed_over(train: Train, go_on: Callable[[Path], int]) -> None:
+    folder = train()
+    figures = _figures(folder)
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(['{"loss": 1.0}', "7", *rows]) + "\n")
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    assert main(["report", str(folder)]) == 0
+    assert go_on(folder) == 0
+    assert _figures(folder) == figures
+
+
 def test_only_the_newest_two_and_the_best_are_kept(train: Train) -> None:
     folder = train(every=1)
     kept = {path.name for path in (folder / "checkpoints").glob("step-*")}
@@ -182,6 +206,8 @@ def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_
     request = Request(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
     with pytest.raises(ferry.RunFailed, match=r"the loss of step \d+ is nan, and 5 steps .* last good checkpoint is .*step-0000"):
         begin(request, told)
+    assert told.notes[-1] == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert "steps done" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_run_that_fails_under_way_ends_with_1_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +259,7 @@ def test_a_run_of_another_recipe_or_version_is_refused(train: Train, tmp_path: P
         resume(folder, told, "other")
     state = folder / "checkpoints" / "step-00000002" / "state.json"
     state.write_text(state.read_text().replace("tiny.py:Tiny", "tiny.py:Huge"))
-    with pytest.raises(ferry.BadRun, match="belongs to a run of"):
+    with pytest.raises(ferry.BadRun, match=r"belongs to a run of .*; take it out to go on from the one before"):
         resume(folder, told)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("tensorferry-run-1", "tensorferry-run-99"))
@@ -263,6 +289,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train,
     [
         ([], "name a recipe"),
         ([TINY.replace(":Tiny", ":Tinny")], "did you mean 'Tiny'"),
+        ([TINY.removesuffix(":Tiny")], "tiny.py:Recipe, or what it is called"),
         ([TINY, "--set", "widht=3"], "did you mean 'width'"),
         ([TINY, "--set", "width=wide"], "expected a whole number"),
         ([TINY, "--set", "width"], "write --set name=value"),

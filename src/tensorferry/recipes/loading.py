@@ -18,6 +18,8 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def find_recipe(reference: str) -> type[Recipe]:
     """The recipe of that name in the catalog, or the class that `package.module:name` or `file.py:name` names."""
+    if reference.endswith(".py"):
+        raise BadRecipe(f"{reference!r} is a file, and a recipe is a class in it; write {reference}:Recipe, or what it is called")
     named = reference if ":" in reference else find_card(reference).recipe
     found = load_reference(named, "recipe", "a recipe", BadRecipe)
     if not (isinstance(found, type) and issubclass(found, Recipe)):

@@ -109,7 +109,7 @@ class UNet3dBrain(KerasRecipe):
         found = find_classes(predict, whole["volumes"], self.settings.patch)
         slab = held_out.slabs[-1] if held_out.slabs else NUM_SLABS // 2
         place = (2 * slab + 1) * held_out.edge // (2 * NUM_SLABS)
-        return draw_slice(whole["volumes"], whole["classes"], found, place)
+        return draw_slice(whole["volumes"], whole["classes"], found, place, data.labels)
 
     def _check_edges(self) -> None:
         settings = self.settings

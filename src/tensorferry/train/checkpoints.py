@@ -19,8 +19,8 @@ NUM_KEPT = 2  # of the newest, so that one is left when the newest is damaged; t
 _STATE = "state.json"
 
 
-class Damaged(Exception):
-    """A checkpoint that is not what was written; says why."""
+class Unusable(Exception):
+    """A checkpoint that is not what was written, or of another version; says what it is, as in "is damaged (...)"."""
 
 
 @dataclass(frozen=True)
@@ -68,26 +68,28 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> State:
-    """What a checkpoint says, if it is whole; raises `Damaged`."""
+    """What a checkpoint says, if it is whole; raises `Unusable`."""
     try:
         data = json.loads((folder / _STATE).read_text())
-        if data.pop("format") != FORMAT:
-            raise Damaged("it was written by another version")
+        if (found := data.pop("format")) != FORMAT:
+            raise Unusable(f"is of another version (it has format {found!r}, and this version reads {FORMAT!r})")
         for name, written in data.pop("digests").items():
             if digest(folder / name) != written:
-                raise Damaged(f"{name} is not what was written")
+                raise Unusable(f"is damaged ({name} is not what was written)")
         return State(**data | {"skipped": tuple(data["skipped"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{type(error).__name__}: {error}") from error
+        raise Unusable(f"is damaged ({type(error).__name__}: {error})") from error
 
 
 def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
-    """The newest whole checkpoint; None: there is none. Damaged ones are told of and passed over."""
-    for folder in list_checkpoints(root):
+    """The newest whole checkpoint; None: there is none. Unusable ones are told of and passed over."""
+    folders = list_checkpoints(root)
+    for folder in folders:
         try:
             return folder, read_state(folder)
-        except Damaged as reason:
-            say(f"checkpoint {folder.name} is damaged ({reason}); taking the one before")
+        except Unusable as reason:
+            then = "there is none before" if folder == folders[-1] else "taking the one before"
+            say(f"checkpoint {folder.name} {reason}; {then}")
     return None
 
 

@@ -27,6 +27,7 @@ from tensorferry.train.disk import writing
 from tensorferry.train.lock import hold, is_empty
 
 _CONFIG = "config.json"
+_OF_A_ROW = {"step", "loss", "seconds", "wait_seconds", "peak_nbytes"}
 
 
 class Run:
@@ -72,13 +73,13 @@ class Run:
             return {}
 
     def read_rows(self) -> list[dict[str, Any]]:
-        """The rows of all steps; a line that a kill has cut short is left out."""
+        """The rows of all steps; a line that a kill has cut short, or that is no row, is left out."""
         rows = []
         for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.keys() >= _OF_A_ROW:
+                    rows.append(row)
         return rows
 
     def drop_rows_after(self, step: int) -> None:

@@ -10,7 +10,7 @@ from tensorferry.report import Report
 from tensorferry.report.run_page import RunView, html_run_page
 from tensorferry.report.stored import report_from_json, report_to_json
 from tensorferry.train.backend import VARIABLE
-from tensorferry.train.checkpoints import Damaged, State, list_checkpoints, read_state
+from tensorferry.train.checkpoints import State, Unusable, list_checkpoints, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
 from tensorferry.units import parse_bytes
@@ -76,7 +76,7 @@ def _last_state(run: Run) -> State:
     for folder in list_checkpoints(run.checkpoints):
         try:
             return read_state(folder)
-        except Damaged:
+        except Unusable:
             continue
     return State()
 

@@ -1,7 +1,7 @@
 """From what a user asks to a run: begin a new one, or go on with one that was stopped or killed."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tensorferry.train.finish import finish
 from tensorferry.train.folder import Run, open_new
 from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
+from tensorferry.train.page import write_page
 from tensorferry.train.progress import Progress
 from tensorferry.train.seeds import draw_seed
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
@@ -93,7 +94,10 @@ def _go_on(run: Run, config: Config, progress: Progress) -> int:
         raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; begin anew with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
-        raise BadRun(f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}")
+        raise BadRun(
+            f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}; "
+            "take it out to go on from the one before, or begin anew with --force"
+        )
     ours, data = load_recipe(config)
     trainer = make_trainer(ours, data, config.terms)
     load_weights(trainer, checkpoint)
@@ -133,6 +137,11 @@ def _run(session: Session, state: State) -> int:
         with _clear_memory_errors(session):
             state = run_steps(session, state)
         session.progress.end(finish(session, state))
+    except RunFailed:
+        if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
+            with suppress(BadRun):  # what made the run fail is the error to tell
+                session.progress.say(f"report: {write_page(session.run)}")
+        raise
     finally:
         session.progress.leave()
     return session.stop.exit_code
