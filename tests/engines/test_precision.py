@@ -1,5 +1,7 @@
 """Mixed precision in one word, on both frameworks."""
 
+from pathlib import Path
+
 import keras
 import pytest
 import torch
@@ -26,6 +28,29 @@ def test_auto_takes_what_the_device_does_clearly_faster(rates: dict[str, float],
     choice = choose("auto", _rates(**rates), on_cpu=on_cpu)
     assert choice.name == chosen
     assert f"bf16 at {rates['bf16']:.2g} times" in choice.reason
+
+
+def test_a_turn_that_something_else_slowed_down_does_not_decide() -> None:
+    rates = {"fp32": iter([1.0, 9.0, 9.0]), "bf16": iter([9.0, 9.0, 9.0])}
+    assert choose("auto", lambda name: next(rates[name]), on_cpu=True).name == "fp32"
+
+
+def test_a_machine_that_slows_down_while_it_is_measured_does_not_decide() -> None:
+    rates = iter(0.5**turn * rate for turn in range(3) for rate in (1.0, 2.0))
+    assert choose("auto", lambda name: next(rates), on_cpu=True).name == "bf16"
+
+
+def _computes_in_bf16() -> bool:
+    try:
+        return "bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # nobody tells
+
+
+@pytest.mark.skipif(_computes_in_bf16() or torch.accelerator.is_available(), reason="this machine may do bf16 fast")
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_a_processor_without_bf16_of_its_own_takes_fp32(framework: str) -> None:
+    assert ferry.precision("auto", framework).name == "fp32"
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])

@@ -9,11 +9,15 @@ from tensorferry.recipes.loading import find_recipe, make_recipe
 
 RECIPE = """
 from dataclasses import dataclass
-from tensorferry.recipes.recipe import Settings, TorchRecipe
+from tensorferry.recipes.recipe import NonNegativeFloat, PositiveFloat, Settings, Share, TorchRecipe
 
 @dataclass(frozen=True)
 class Choices(Settings):
     rate: float = 0.1
+    steepness: PositiveFloat = 1.0
+    decay: NonNegativeFloat = 0.0
+    dropout: Share | None = None
+    steps: int = 3
     flip: bool = True
     edge: int | None = None
     name: str = "small"
@@ -62,7 +66,12 @@ def test_without_settings_the_recipes_own_are_taken(file: Path) -> None:
         ({"rate": "fast"}, None, "cannot read rate='fast'; expected a number"),
         ({"flip": "maybe"}, None, "expected true or false"),
         ({"edge": "1.5"}, None, "expected a whole number or none"),
-        ({"batch": "0"}, None, "expected batch to be a whole number above zero"),
+        ({"batch": "0"}, None, "expected batch to be a whole number above zero, received '0'"),
+        ({"steps": "-1"}, None, "expected steps to be a whole number above zero, received '-1'"),
+        ({"rate": "nan"}, None, "cannot read rate='nan'; expected a number"),
+        ({"steepness": "inf"}, None, "expected steepness to be a number above zero, received 'inf'"),
+        ({"decay": "-0.1"}, None, "expected decay to be a number from zero up, received '-0.1'"),
+        ({"dropout": "2"}, None, "expected dropout to be a number from zero up and below one, received '2'"),
         ({}, "pretraind", "cannot begin from 'pretraind' (did you mean 'pretrained'?)"),
     ],
 )
@@ -72,6 +81,29 @@ def test_what_cannot_be_set_is_refused_with_the_nearest(
     with pytest.raises(BadRecipe) as refused:
         make_recipe(f"{file}:Mine", settings, start)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("unet3d-brain", "base=0"),
+        ("unet3d-brain", "learning_rate=0"),
+        ("bert-classify", "dropout=2"),
+        ("bert-pretrain", "learning_rate=-1"),
+        ("resnet50", "learning_rate=-1"),
+        ("efficientnet-finetune", "weight_decay=-1"),
+        ("wide-deep", "buckets=0"),
+    ],
+)
+def test_the_recipes_of_the_catalog_refuse_what_is_out_of_range(recipe: str, setting: str) -> None:
+    name, _, value = setting.partition("=")
+    with pytest.raises(BadRecipe, match=f"expected {name} to be a .*, received '{value}'"):
+        make_recipe(recipe, {name: value})
+
+
+def test_the_bounds_of_a_range_can_be_set(file: Path) -> None:
+    settings = make_recipe(f"{file}:Mine", {"decay": "0", "dropout": "none"}).settings
+    assert (settings.decay, settings.dropout) == (0.0, None)
 
 
 @pytest.mark.parametrize(

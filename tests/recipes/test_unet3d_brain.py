@@ -52,6 +52,14 @@ def test_with_several_cases_whole_ones_are_held_out(tmp_path: Path) -> None:
     assert (data.held_out.read(0, _rng())["classes"] != UNKNOWN).all()
 
 
+def test_the_data_says_which_labels_were_found_and_what_was_left_out(tmp_path: Path) -> None:
+    save_ball(tmp_path, "a", inside=7)
+    save_ball(tmp_path, "b")
+    (tmp_path / "b_seg.nii.gz").unlink()
+    source = _recipe().load_data(tmp_path).source
+    assert f"{tmp_path} with the labels 0, 7, cases: 1, scans without labels left out: 1 (b.nii.gz, ...)" in source
+
+
 def test_a_view_depends_on_the_generator_alone() -> None:
     data = _recipe(patch=8).load_data(None)
     first, again, other = (data.train.read(3, _rng(seed)) for seed in (1, 1, 2))
@@ -104,9 +112,11 @@ def test_the_picture_shows_scan_truth_and_what_was_found_side_by_side() -> None:
     pixels = np.asarray(Image.open(io.BytesIO(picture)))
     height, width, _ = pixels.shape
     edge = width // 3
-    assert 0 < height - edge < edge / 4  # a line of words above the panels
-    assert np.unique(pixels[: height - edge]).size > 1
-    scan, truth, found = (pixels[height - edge :, begin : begin + edge] for begin in (0, edge, 2 * edge))
+    line = (height - edge) // 2  # of words above the panels, and of the classes' names below
+    assert 0 < line < edge / 8
+    assert np.unique(pixels[:line]).size > 1
+    assert np.unique(pixels[-line:]).size > 1
+    scan, truth, found = (pixels[line : line + edge, begin : begin + edge] for begin in (0, edge, 2 * edge))
     assert np.unique(scan).size > 4
     assert len(np.unique(truth.reshape(-1, 3), axis=0)) == 3
     assert len(np.unique(found.reshape(-1, 3), axis=0)) == 1

@@ -9,14 +9,14 @@ from nifti import save_ball, save_nifti
 
 from tensorferry.errors import BadData
 from tensorferry.recipes.mni152 import Mni152
-from tensorferry.recipes.volumes import find_cases, load_cube
+from tensorferry.recipes.volumes import find_cases, list_unlabelled, load_cube
 
 
 def test_pairs_in_one_folder_are_found(tmp_path: Path) -> None:
     save_ball(tmp_path, "b")
     save_ball(tmp_path, "a")
     cases = find_cases(tmp_path)
-    assert [[path.name for path in case.channels] for case in cases] == [["a.nii.gz"], ["b.nii.gz"]]
+    assert [[path.name for path in case.scans] for case in cases] == [["a.nii.gz"], ["b.nii.gz"]]
     assert [case.label.name for case in cases] == ["a_seg.nii.gz", "b_seg.nii.gz"]
 
 
@@ -29,6 +29,40 @@ def test_a_folder_a_case_with_several_channels_is_found_as_brats_has_it(tmp_path
     cube = load_cube(cases[0], 16)
     assert cube.image.shape == (16, 16, 16, 4)
     assert np.unique(cube.classes).tolist() == [0, 1]
+
+
+def test_the_names_of_brats_2023_are_found_in_one_folder(tmp_path: Path) -> None:
+    for name in ("BraTS-GLI-00000-000", "BraTS-GLI-00001-000"):
+        save_ball(tmp_path, name, "t1c", "t1n", "t2f", "t2w", separator="-")
+    cases = find_cases(tmp_path)
+    assert [case.num_channels for case in cases] == [4, 4]
+    assert [path.name.removeprefix("BraTS-GLI-00001-000-")[:3] for path in cases[1].scans] == ["t1c", "t1n", "t2f", "t2w"]
+    assert cases[1].label.name == "BraTS-GLI-00001-000-seg.nii.gz"
+
+
+@pytest.mark.parametrize("separator", ["_", "-"])
+def test_a_scan_of_four_axes_has_a_channel_for_each_place_on_the_last(separator: str, tmp_path: Path) -> None:
+    save_ball(tmp_path / "apart", "a", "t1", "t2", separator=separator)
+    save_ball(tmp_path / "whole", "a", separator=separator)
+    image = np.stack([nibabel.load(tmp_path / "apart" / f"a{separator}{kind}.nii.gz").get_fdata() for kind in ("t1", "t2")], -1)
+    save_nifti(tmp_path / "whole" / "a.nii.gz", image)
+    (apart,), (whole,) = find_cases(tmp_path / "apart"), find_cases(tmp_path / "whole")
+    assert whole.num_channels == apart.num_channels == 2
+    assert np.array_equal(load_cube(whole, 16).image, load_cube(apart, 16).image)
+
+
+def test_a_scan_belongs_to_the_case_with_the_longest_name(tmp_path: Path) -> None:
+    save_ball(tmp_path, "head")
+    save_ball(tmp_path, "head-2")
+    assert [[path.name for path in case.scans] for case in find_cases(tmp_path)] == [["head-2.nii.gz"], ["head.nii.gz"]]
+
+
+def test_scans_without_labels_are_told_apart(tmp_path: Path) -> None:
+    save_ball(tmp_path, "a")
+    save_ball(tmp_path / "more", "b")
+    (tmp_path / "more" / "b_seg.nii.gz").unlink()
+    assert len(find_cases(tmp_path)) == 1
+    assert [path.name for path in list_unlabelled(tmp_path)] == ["b.nii.gz"]
 
 
 def test_classes_are_the_labels_by_number_in_the_order_that_is_asked(tmp_path: Path) -> None:
@@ -97,6 +131,17 @@ def _channel_missing(folder: Path) -> None:
     save_ball(folder, "b", "t1")
 
 
+def _channels_differ(folder: Path) -> None:
+    save_ball(folder, "a", "t1", "t2")
+    save_ball(folder, "b", "flair", "t1")
+
+
+def _depths_differ(folder: Path) -> None:
+    for name, num in (("a", 2), ("b", 3)):
+        save_ball(folder, name)
+        save_nifti(folder / f"{name}.nii.gz", np.ones((20, 20, 20, num), np.float32))
+
+
 def _no_scan(folder: Path) -> None:
     save_ball(folder, "a")
     (folder / "a.nii.gz").unlink()
@@ -121,7 +166,9 @@ def _broken(folder: Path) -> None:
     [
         (lambda folder: None, "no scan with labels in"),
         (_shapes_differ, r"a\.nii\.gz' has the shape 20 x 20 x 18, and its labels in 'a_seg\.nii\.gz' 20 x 20 x 20"),
-        (_channel_missing, r"b_seg\.nii\.gz' has 1 scans beside it, and the first case has 2"),
+        (_channel_missing, r"b_seg\.nii\.gz' has beside it b_t1\.nii\.gz, and '.*a_seg\.nii\.gz' a_t1\.nii\.gz, a_t2"),
+        (_channels_differ, r"has beside it b_flair.*, b_t1.*, and .*' a_t1.*, a_t2.*; give every case the same scans"),
+        (_depths_differ, r"beside '.*b_seg\.nii\.gz' have 3 channels, and those beside '.*a_seg\.nii\.gz' 2; give every case"),
         (_no_scan, r"a_seg\.nii\.gz' has no scan beside it"),
         (_fractions, r"a_seg\.nii\.gz' holds 0\.5; labels are whole numbers"),
         (_one_value, "hold one value only"),
@@ -135,10 +182,10 @@ def test_a_folder_that_cannot_be_used_says_why(fill, message: str, tmp_path: Pat
 
 
 def test_a_label_out_of_range_is_named_with_its_file(tmp_path: Path) -> None:
-    save_ball(tmp_path, "a", inside=7)
-    (case,) = find_cases(tmp_path, (0, 1))
-    with pytest.raises(BadData, match=r"a_seg\.nii\.gz' holds the label 7, and the classes have 0, 1"):
-        load_cube(case, 16)
+    for number in range(5):
+        save_ball(tmp_path, f"a{number}", inside=7 if number == 4 else 1)
+    with pytest.raises(BadData, match=r"a4_seg\.nii\.gz' holds the label 7, and the classes have 0, 1"):
+        find_cases(tmp_path, (0, 1))
 
 
 def test_a_volume_cut_off_is_named_when_it_is_read(tmp_path: Path) -> None:

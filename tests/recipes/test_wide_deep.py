@@ -138,16 +138,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         WideDeep().load_data(tmp_path / "gone.csv")
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"buckets": 0}, "buckets to be a whole number above zero, received 0"),
-        ({"hidden": "64,many"}, "widths such as 64,32, received '64,many'"),
-    ],
-)
-def test_a_setting_that_cannot_be_used_is_refused(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(BadRecipe, match=says):
-        WideDeepSettings(**changes)
+def test_a_setting_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(BadRecipe, match="widths such as 64,32, received '64,many'"):
+        WideDeepSettings(hidden="64,many")
 
 
 @pytest.mark.parametrize("crosses", ["colour", "colour*price", "colour*shape*sold"])

@@ -2,11 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from listening import weights
+
+from tensorferry.cli import main
+
+TINY = f"{Path(__file__).with_name('tiny_keras.py')}:TinyKeras"
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
@@ -28,5 +34,36 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(bac
         "num_left_out": 1,
         "resumes_after_a_bad_loss": True,
         "resumes_in_fp16": True,
+        "makes_up_an_evaluation": True,
+        "spoilt": "step 6 left weights that are no numbers, and 5 steps were left out for that already",
         "num_outputs": 2,
     }
+
+
+def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    plain = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | {"OMP_NUM_THREADS": "1"}
+    plain["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def ferry(*arguments: str, **variables: str) -> str:
+        command = [sys.executable, "-m", "tensorferry.cli", "train", *arguments]
+        done = subprocess.run(command, env=plain | variables, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    ferry(TINY, "--steps", "4", "--every", "2", "--seed", "1", "--out", str(folder), KERAS_BACKEND="torch")
+    assert json.loads((folder / "config.json").read_text())["backend"] == "torch"
+    page = (folder / "report.html").read_text()
+    assert "KERAS_BACKEND=torch ferry train" in page
+    before = weights(folder)
+    shutil.rmtree(folder / "checkpoints" / "step-00000004")
+    assert "Keras on torch" in ferry("--resume", str(folder))
+    assert weights(folder) == before
+
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    assert main(["train", "--resume", str(folder)]) == 2
+    shown = capsys.readouterr().err
+    assert "was begun with Keras on torch, and KERAS_BACKEND says tensorflow" in shown
+    assert shown.count("\n") == 1

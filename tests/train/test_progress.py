@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tensorferry import RunFailed
 from tensorferry.train.config import Config
 from tensorferry.train.events import Events
 from tensorferry.train.progress import LineProgress, LiveProgress, make_progress
@@ -69,7 +70,7 @@ def test_what_is_no_terminal_gets_lines() -> None:
 def test_events_hold_every_figure_of_a_step(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 
-    with Events(tmp_path / "events", 0) as events:
+    with Events(tmp_path, 0) as events:
         events.add(_row(1, held_out={"dice": 0.5}))
         events.add(_row(2, loss=None))
     (path,) = (tmp_path / "events").iterdir()
@@ -82,3 +83,10 @@ def test_events_hold_every_figure_of_a_step(tmp_path: Path) -> None:
     assert figures[2]["loss"] == figures[2]["held_out/dice"] == 0.5
     assert "loss" not in figures[3]
     assert [event.step for event in found[2:]] == [1, 2]
+
+
+def test_events_that_find_no_room_name_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"cannot save events under .*: the disk is full"), Events(tmp_path, 0) as events:
+        events._writer.close()
+        events._writer._writer = open("/dev/full", "wb")  # noqa: SIM115
+        events.add(_row(1))

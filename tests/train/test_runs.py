@@ -6,16 +6,33 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
 from tensorferry.cli import main
+from tensorferry.train.checkpoints import read_state
 from tensorferry.train.start import Request, begin, resume
 from tensorferry.train.trained import load_trained
 
 Train = Callable[..., Path]
+
+
+def _figures(folder: Path) -> list[tuple[Any, ...]]:
+    """What the rows of a run say that does not depend on the clock."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"], row.get("held_out")) for row in rows]
+
+
+def _is_finite(folder: Path) -> bool:
+    """Whether every checkpoint of a run holds numbers alone."""
+    paths = list((folder / "checkpoints").glob("step-*/model.pt"))
+    return bool(paths) and all(
+        bool(tensor.isfinite().all()) for path in paths for tensor in torch.load(path, weights_only=True).values()
+    )
 
 
 def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Told) -> None:
@@ -30,6 +47,7 @@ def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Tol
     assert list((folder / "events").glob("events.out.tfevents.*"))
     assert (folder / "checkpoints" / "latest").resolve().name == "step-00000012"
     assert told.summary["metrics"] == rows[-1]["held_out"]
+    assert told.notes == ["data: points on a line"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(train: Train) -> None:
@@ -70,6 +88,14 @@ def test_a_finished_run_has_nothing_to_go_on_with(train: Train, go_on: Callable[
     assert weights(folder) == before
 
 
+def test_a_run_that_does_not_tell_its_back_end_goes_on(train: Train, go_on: Callable[[Path], int]) -> None:
+    folder = train(settings={"steps": "2"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["backend"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert go_on(folder) == 0
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_and_told_of(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
     folder = train()
     whole = weights(folder)
@@ -80,6 +106,30 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_told_of(train: Train, go
     assert weights(folder) == whole
 
 
+def test_checkpoints_of_another_version_are_called_so(train: Train, go_on: Callable[[Path], int], told: Told) -> None:
+    folder = train(settings={"steps": "2"})
+    for state in (folder / "checkpoints").glob("step-*/state.json"):
+        state.write_text(state.read_text().replace("tensorferry-checkpoint-1", "tensorferry-checkpoint-9"))
+    with pytest.raises(ferry.BadRun, match="no whole checkpoint"):
+        go_on(folder)
+    told_of = [note for note in told.notes if "is of another version (it has format 'tensorferry-checkpoint-9'" in note]
+    assert len(told_of) == len(list((folder / "checkpoints").glob("step-*")))
+    assert told_of[0].endswith("taking the one before")
+    assert told_of[-1].endswith("there is none before")
+    assert not any("damaged" in note for note in told.notes)
+
+
+def test_a_line_that_is_no_row_is_passed_over(train: Train, go_on: Callable[[Path], int]) -> None:
+    folder = train()
+    figures = _figures(folder)
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(['{"loss": 1.0}', "7", *rows]) + "\n")
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    assert main(["report", str(folder)]) == 0
+    assert go_on(folder) == 0
+    assert _figures(folder) == figures
+
+
 def test_only_the_newest_two_and_the_best_are_kept(train: Train) -> None:
     folder = train(every=1)
     kept = {path.name for path in (folder / "checkpoints").glob("step-*")}
@@ -88,8 +138,6 @@ def test_only_the_newest_two_and_the_best_are_kept(train: Train) -> None:
 
 
 def test_the_trained_model_has_the_best_weights(train: Train) -> None:
-    import torch
-
     folder = train()
     trained = load_trained(folder)
     best = torch.load(folder / "checkpoints" / "best" / "model.pt", weights_only=True)
@@ -111,23 +159,55 @@ def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
     assert weights(folder) == whole
 
 
-def test_a_signal_ends_an_evaluation_too_and_its_step_is_saved(
-    train: Train, go_on: Callable[[Path], int], tmp_path: Path
+def test_a_step_that_spoils_the_weights_is_left_out_with_the_same_bits_on_resume(
+    train: Train, go_on: Callable[[Path], int], told: Told
 ) -> None:
-    whole, told = train("whole"), Told()
-    told.on_evaluate = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert begin(Request(TINY, out=tmp_path / "run", seed=7, every=4), told) == 143
-    assert [row["step"] for row in told.rows] == [1, 2, 3, 4]
+    folder = train(settings={"steep_above": "2.2"}, every=1)
+    left_out = [step for step, loss, _ in _figures(folder) if loss is None]
+    assert left_out
+    assert [note for note in told.notes if f"step {left_out[0]} left weights that are no numbers: back to step" in note]
+    assert _is_finite(folder)
+    whole = weights(folder)
+    shutil.rmtree(folder / "checkpoints" / "step-00000012")
+    go_on(folder)
+    assert weights(folder) == whole
+
+
+def test_the_checkpoint_that_is_named_as_good_holds_numbers(tmp_path: Path, told: Told) -> None:
+    request = Request(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
+    with pytest.raises(ferry.RunFailed, match=r"left weights that are no numbers, .* the last good checkpoint is .*step-0000"):
+        begin(request, told)
+    assert _is_finite(tmp_path / "run")
+
+
+@pytest.mark.parametrize("step", [4, 12])
+def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int, train: Train, tmp_path: Path) -> None:
+    whole, told, again = train("whole"), Told(), Told()
+    folder = tmp_path / "run"
+
+    def stop(told: Told) -> Callable[[], None]:
+        return lambda: os.kill(os.getpid(), signal.SIGTERM) if len(told.rows) in (0, step - 1) else None
+
+    told.on_evaluate, again.on_evaluate = stop(told), stop(again)
+    assert begin(Request(TINY, out=folder, seed=7, every=4), told) == 143
+    assert [row["step"] for row in told.rows] == list(range(1, step + 1))
     assert "held_out" not in told.rows[-1]
-    assert (tmp_path / "run" / "checkpoints" / "latest").resolve().name == "step-00000004"
-    assert go_on(tmp_path / "run") == 0
-    assert weights(tmp_path / "run") == weights(whole)
+    assert (folder / "checkpoints" / "latest").resolve().name == f"step-{step:08d}"
+    assert resume(folder, again) == 143  # the evaluation is cut short once more
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == weights(whole)
+    assert _figures(folder) == _figures(whole)
+    for link in ("latest", "best"):
+        assert (folder / "checkpoints" / link).resolve().name == (whole / "checkpoints" / link).resolve().name
+        assert read_state(folder / "checkpoints" / link) == read_state(whole / "checkpoints" / link)
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:
     request = Request(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
     with pytest.raises(ferry.RunFailed, match=r"the loss of step \d+ is nan, and 5 steps .* last good checkpoint is .*step-0000"):
         begin(request, told)
+    assert told.notes[-1] == f"report: {tmp_path / 'run' / 'report.html'}"
+    assert "steps done" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_run_that_fails_under_way_ends_with_1_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +259,7 @@ def test_a_run_of_another_recipe_or_version_is_refused(train: Train, tmp_path: P
         resume(folder, told, "other")
     state = folder / "checkpoints" / "step-00000002" / "state.json"
     state.write_text(state.read_text().replace("tiny.py:Tiny", "tiny.py:Huge"))
-    with pytest.raises(ferry.BadRun, match="belongs to a run of"):
+    with pytest.raises(ferry.BadRun, match=r"belongs to a run of .*; take it out to go on from the one before"):
         resume(folder, told)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("tensorferry-run-1", "tensorferry-run-99"))
@@ -209,6 +289,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train,
     [
         ([], "name a recipe"),
         ([TINY.replace(":Tiny", ":Tinny")], "did you mean 'Tiny'"),
+        ([TINY.removesuffix(":Tiny")], "tiny.py:Recipe, or what it is called"),
         ([TINY, "--set", "widht=3"], "did you mean 'width'"),
         ([TINY, "--set", "width=wide"], "expected a whole number"),
         ([TINY, "--set", "width"], "write --set name=value"),

@@ -20,6 +20,7 @@ from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
 from tensorferry.train.checkpoints import State, list_checkpoints, read_state, save_checkpoint
+from tensorferry.train.disk import writing
 from tensorferry.train.lock import hold
 from tensorferry.train.start import Request, begin, resume
 
@@ -124,6 +125,24 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
     assert "of 100,000 steps done" in (folder / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_else(number: int, code: int, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run"
+    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before, slow = weights(folder), f"{Path(__file__).with_name('tiny.py')}:Slow"
+    for out, options in ((folder, ["--force"]), (tmp_path / "other" / "run", [])):
+        command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", out, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == code
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]
+    assert weights(folder) == before
+
+
 def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = _start(server, _begin_long, folder)
@@ -143,33 +162,62 @@ def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server
         assert (folder / ".lock").read_text() == str(os.getpid())
 
 
-def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+def _train_until_full(folder: Path, step: int, num_bytes: str) -> "subprocess.CompletedProcess[str]":
+    """Train with files that can grow no longer than `num_bytes` once a step is done, as if the disk were full."""
     program = f"""
-import resource, signal
+import resource, signal, sys
+from pathlib import Path
 from listening import TINY, Told
 from tensorferry.train.start import Request, begin
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-told = Told()
+folder, told = Path({str(folder)!r}), Told()
 def fill(row):
-    if row["step"] == 7:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+    if row["step"] == {step}:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)
 told.on_step = fill
-begin(Request(TINY, {{"steps": "12"}}, out=__import__("pathlib").Path({str(tmp_path / "run")!r}), seed=7, every=4), told)
+code = begin(Request(TINY, {{"steps": "12"}}, out=folder, seed=7, every=4), told)
+print(*told.notes, told.summary["page"], sep="\\n")
+sys.exit(code)
 """
-    done = subprocess.run(
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.run(
         [sys.executable, "-c", program],
-        env=ONE_THREAD | {"PYTHONPATH": str(Path(__file__).parent)},
+        env=ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert "RunFailed: cannot save step 8" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "num_bytes", "says"),
+    [
+        (7, "2000", "cannot save step 8"),
+        (6, "(folder / 'metrics.jsonl').stat().st_size + 10", "cannot save metrics.jsonl"),
+    ],
+)
+def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(
+    step: int, num_bytes: str, says: str, tmp_path: Path
+) -> None:
+    done = _train_until_full(tmp_path / "run", step, num_bytes)
+    assert f"RunFailed: {says} under" in done.stderr
     assert "step-00000004 is still whole" in done.stderr
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000000"]
     assert resume(tmp_path / "run", Told()) == 0
     whole = tmp_path / "whole"
     begin(Request(TINY, {"steps": "12"}, out=whole, seed=7, every=4), Told())
     assert weights(tmp_path / "run") == weights(whole)
+    assert losses(tmp_path / "run") == losses(whole)
+
+
+def test_a_run_whose_page_alone_finds_no_room_has_ended_well_and_says_how_to_draw_it(tmp_path: Path) -> None:
+    done = _train_until_full(tmp_path / "run", 12, "12_000")
+    assert done.returncode == 0, done.stderr
+    note, page = done.stdout.splitlines()[-2:]
+    assert note.startswith(f"cannot write {str(tmp_path / 'run' / 'report.html')!r}: File too large. The run is saved")
+    assert note.endswith(f"ferry report {tmp_path / 'run'}")
+    assert page == "None"
+    assert read_state(tmp_path / "run" / "checkpoints" / "latest").step == 12
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_no_part_behind(tmp_path: Path) -> None:
@@ -181,7 +229,8 @@ def test_a_checkpoint_that_fails_half_way_leaves_no_part_behind(tmp_path: Path) 
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
 
     save_checkpoint(tmp_path / "checkpoints", State(step=1), write)
-    with pytest.raises(ferry.RunFailed, match=r"cannot save step 2 .*step-00000001 is still whole"):
+    says = pytest.raises(ferry.RunFailed, match=r"cannot save step 2 .*step-00000001 is still whole")
+    with says, writing("step 2", tmp_path):
         save_checkpoint(tmp_path / "checkpoints", State(step=2), fail)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000001"]
     assert read_state(tmp_path / "checkpoints" / "latest").step == 1

@@ -1,11 +1,13 @@
 """Mixed precision in one word, for PyTorch and for Keras: `precision`.
 
 Sixteen-bit numbers are only worth it where the hardware multiplies them faster, and many processors do not. So "auto" measures
-a matrix product in each precision on the device that will train, and says what it found.
+each precision on the device that will train, and says what it found. It measures them in turns, because whatever else the machine
+does slows down one turn and not the next.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Literal, overload
 
 from tensorferry.errors import BadOption
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("fp32", "bf16", "fp16", "auto")
 FRAMEWORKS = ("torch", "keras")
-_WORTH_IT = 1.2  # times fp32's rate; below that, casting eats the gain
+_WORTH_IT = 1.5  # times fp32's rate, which hardware made for it exceeds by far; below that, casting and chance eat the gain
+_NUM_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,13 @@ def check_name(name: str) -> None:
 
 
 def choose(asked: str, measure_flops: Callable[[str], float], *, on_cpu: bool) -> Choice:
-    """What was asked for; for "auto" the precision whose products this device does clearly faster than fp32's."""
+    """What was asked for; for "auto" the precision that this device computes clearly faster in than in fp32."""
     if asked != "auto":
         return Choice(asked, "as asked")
-    plain = measure_flops("fp32")
     # fp16 needs its gradients scaled, so it has to earn that; no processor multiplies it faster than bf16
-    gains = {name: measure_flops(name) / plain for name in (("bf16",) if on_cpu else ("bf16", "fp16"))}
+    names = ("bf16",) if on_cpu else ("bf16", "fp16")
+    turns = [{name: measure_flops(name) for name in ("fp32", *names)} for _ in range(_NUM_TURNS)]
+    gains = {name: median(turn[name] / turn["fp32"] for turn in turns) for name in names}
     best = "fp16" if gains.get("fp16", 0.0) > _WORTH_IT * gains["bf16"] else "bf16"
     found = ", ".join(f"{name} at {gain:.2g} times" for name, gain in gains.items())
-    return Choice(best if gains[best] >= _WORTH_IT else "fp32", f"measured here: a product in {found} the rate of fp32")
+    return Choice(best if gains[best] >= _WORTH_IT else "fp32", f"measured here: {found} the rate of fp32")

@@ -16,7 +16,7 @@ from tensorferry.recipes.bert import Classifier
 from tensorferry.recipes.held_out import read_batches
 from tensorferry.recipes.labelled_text import read_sentences
 from tensorferry.recipes.library_text import read_topics
-from tensorferry.recipes.recipe import Arrays, Data, Predict, Samples, Settings, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Data, PositiveFloat, PositiveInt, Predict, Samples, Settings, Share, TorchRecipe
 
 _HELD_OUT_SHARE = 0.1
 _LENGTH_STEP = 16  # lengths are rounded up to this: a new shape of batch costs a new plan, if there is a budget
@@ -26,13 +26,13 @@ _LENGTH_STEP = 16  # lengths are rounded up to this: a new shape of batch costs 
 class BertClassifySettings(Settings):
     """What `--set` changes."""
 
-    batch: int = 16
-    steps: int = 200
+    batch: PositiveInt = 16
+    steps: PositiveInt = 200
     max_length: int = 64  # tokens of a sentence; longer ones are cut
-    learning_rate: float = 5e-5
-    head_learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 5e-5
+    head_learning_rate: PositiveFloat = 1e-3
     frozen: bool = False  # the encoder keeps its weights, only the head trains
-    dropout: float = 0.1
+    dropout: Share = 0.1
     text: str = "text"  # the column with the sentences
     label: str = "label"  # the column with their classes
 

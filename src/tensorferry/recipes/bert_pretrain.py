@@ -16,7 +16,7 @@ from tensorferry.recipes import bert
 from tensorferry.recipes.held_out import read_batches
 from tensorferry.recipes.library_text import read_paragraphs
 from tensorferry.recipes.plain_text import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
-from tensorferry.recipes.recipe import Arrays, Data, Predict, Samples, Settings, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Data, PositiveFloat, PositiveInt, Predict, Samples, Settings, Share, TorchRecipe
 
 _HELD_OUT_EVERY = 20  # lines
 _MIN_STRETCHES = 20  # fewer teach nothing
@@ -38,12 +38,12 @@ SIZES = {"tiny": Size(2, 128, 2, 1e-3), "base": Size(12, 768, 12, 1e-4), "large"
 class BertPretrainSettings(Settings):
     """What `--set` changes."""
 
-    batch: int = 16
-    steps: int = 2000
+    batch: PositiveInt = 16
+    steps: PositiveInt = 2000
     size: str = "tiny"  # of SIZES
     max_length: int = 64  # tokens of a stretch of text
-    learning_rate: float | None = None  # None: the one that suits the size
-    dropout: float = 0.0
+    learning_rate: PositiveFloat | None = None  # None: the one that suits the size
+    dropout: Share = 0.0
     vocabulary: int = 2000  # how many tokens are learnt from the text, if there is no tokenizer
     tokenizer: str = ""  # a tokenizer.json to use instead
 

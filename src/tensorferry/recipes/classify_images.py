@@ -18,7 +18,7 @@ from tensorferry.recipes import googlenet, resnet
 from tensorferry.recipes.digits import load_digits
 from tensorferry.recipes.held_out import read_batches
 from tensorferry.recipes.images import Scale, describe_images, read_folder
-from tensorferry.recipes.recipe import Data, Predict, Samples, Settings, TorchRecipe
+from tensorferry.recipes.recipe import Data, NonNegativeFloat, PositiveFloat, PositiveInt, Predict, Samples, Settings, TorchRecipe
 
 _WARM_UP_STEPS = 20
 PHOTOGRAPHS = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # of ImageNet's, as is usual
@@ -28,10 +28,10 @@ PHOTOGRAPHS = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))
 class ImageSettings(Settings):
     """What can be set of a recipe for pictures."""
 
-    batch: int = 32
+    batch: PositiveInt = 32
     edge: int = 64  # pixels; photographs need 224
-    learning_rate: float = 0.02
-    weight_decay: float = 1e-4
+    learning_rate: PositiveFloat = 0.02
+    weight_decay: NonNegativeFloat = 1e-4
     augment: bool = True  # crop and flip the pictures of a folder at random
 
 

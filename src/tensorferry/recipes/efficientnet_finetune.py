@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tensorferry.recipes.classify_images import ClassifyImages, ImageSettings
 from tensorferry.recipes.extra import find_package, load_extra
 from tensorferry.recipes.images import Scale
-from tensorferry.recipes.recipe import Data
+from tensorferry.recipes.recipe import Data, PositiveInt
 
 NUM_IMAGENET_CLASSES = 1000
 _NAME = "efficientnet-lite0"
@@ -27,7 +27,7 @@ _PURPOSE = "the EfficientNet"
 class FineTuneSettings(ImageSettings):
     """What can be set of fine-tuning."""
 
-    steps: int = 100
+    steps: PositiveInt = 100
     edge: int = 128  # pixels; the weights were trained at 224
     whole: bool = False  # train the whole network, not its last layer alone; take a tenth of the learning rate then
 

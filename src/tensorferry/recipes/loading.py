@@ -1,6 +1,7 @@
 """From the word a user writes to a recipe: of the catalog, or a class of their own; and from `--set` to its settings."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
@@ -9,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from tensorferry.errors import BadRecipe
 from tensorferry.plan.machines import nearest
 from tensorferry.recipes.catalog import find_card
-from tensorferry.recipes.recipe import Recipe, Settings
+from tensorferry.recipes.recipe import Range, Recipe, Settings
 from tensorferry.recipes.references import load_reference
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -17,6 +18,8 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 
 def find_recipe(reference: str) -> type[Recipe]:
     """The recipe of that name in the catalog, or the class that `package.module:name` or `file.py:name` names."""
+    if reference.endswith(".py"):
+        raise BadRecipe(f"{reference!r} is a file, and a recipe is a class in it; write {reference}:Recipe, or what it is called")
     named = reference if ":" in reference else find_card(reference).recipe
     found = load_reference(named, "recipe", "a recipe", BadRecipe)
     if not (isinstance(found, type) and issubclass(found, Recipe)):
@@ -52,10 +55,23 @@ def read_settings(kind: type[Settings], texts: Mapping[str, str], reference: str
         if name not in names:
             raise BadRecipe(f"{reference!r} has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}")
     values = {name: _read_value(name, text, types[name]) for name, text in texts.items()}
-    for name in ("batch", "steps"):
-        if name in values and values[name] < 1:
-            raise BadRecipe(f"expected {name} to be a whole number above zero, received {texts[name]!r}")
+    for name, limits in _find_ranges(kind).items():
+        value = values.get(name)
+        if value is not None and not limits.holds(value):
+            raise BadRecipe(f"expected {name} to be {_describe((type(value),))} {limits.words}, received {texts[name]!r}")
     return kind(**values)
+
+
+def _find_ranges(kind: type[Settings]) -> dict[str, Range]:
+    """Of every setting that has one; a class that declares a setting anew keeps the range that it had."""
+    hints = [hint for base in reversed(kind.__mro__) for hint in get_type_hints(base, include_extras=True).items()]
+    return {
+        name: extra
+        for name, hint in hints
+        for option in (hint, *get_args(hint))
+        for extra in getattr(option, "__metadata__", ())
+        if isinstance(extra, Range)
+    }
 
 
 def _read_value(name: str, text: str, wanted: Any) -> Any:
@@ -70,7 +86,7 @@ def _read_value(name: str, text: str, wanted: Any) -> Any:
         try:
             if option is bool:
                 return _WORDS[text.lower()]
-            if option in (int, float, str):
+            if option in (int, float, str) and not (option is float and math.isnan(float(text))):
                 return option(text)
         except (KeyError, ValueError):
             continue

@@ -5,11 +5,12 @@ position: samples are read by number, and how one is varied depends on a generat
 number alone.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,11 +40,28 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What `--set name=value` changes; a recipe's own settings inherit from this and have defaults and plain types."""
+class Range:
+    """Where the numbers of a setting may lie; part of its type, as in `Annotated[int, Range(...)]`."""
 
-    batch: int = 8
-    steps: int = 200
+    words: str  # that end "expected edge to be a whole number ..."
+    holds: Callable[[float], bool]
+
+
+PositiveInt: TypeAlias = Annotated[int, Range("above zero", lambda value: value > 0)]
+PositiveFloat: TypeAlias = Annotated[float, Range("above zero", lambda value: 0 < value < math.inf)]
+NonNegativeFloat: TypeAlias = Annotated[float, Range("from zero up", lambda value: 0 <= value < math.inf)]
+Share: TypeAlias = Annotated[float, Range("from zero up and below one", lambda value: 0 <= value < 1)]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `--set name=value` changes; a recipe's own settings inherit from this and have defaults and plain types.
+
+    A type may say where its numbers lie (`PositiveFloat`, `Share`, ...); `batch` and `steps` are always above zero.
+    """
+
+    batch: PositiveInt = 8
+    steps: PositiveInt = 200
 
 
 class Recipe(ABC):

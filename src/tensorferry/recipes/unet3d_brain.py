@@ -13,10 +13,10 @@ import numpy as np
 
 from tensorferry.errors import BadRecipe
 from tensorferry.recipes.mni152 import LABELS, Mni152
-from tensorferry.recipes.recipe import Data, KerasRecipe, Predict, Samples, Settings
+from tensorferry.recipes.recipe import Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
 from tensorferry.recipes.segmenting import compute_dice, draw_slice, find_classes
 from tensorferry.recipes.volume_samples import HELD_OUT_SLABS, NUM_SLABS, UNKNOWN, VariedViews, WholeVolumes, split_cases
-from tensorferry.recipes.volumes import Case, find_cases
+from tensorferry.recipes.volumes import Case, find_cases, list_unlabelled
 
 _NUM_LEVELS = 4
 _EDGE_STEP = 2 ** (_NUM_LEVELS - 1)  # the network halves a volume that often
@@ -26,12 +26,12 @@ _EDGE_STEP = 2 ** (_NUM_LEVELS - 1)  # the network halves a volume that often
 class BrainSettings(Settings):
     """What can be set of the brain recipe."""
 
-    batch: int = 1
-    steps: int = 200
+    batch: PositiveInt = 1
+    steps: PositiveInt = 200
     resolution: int = 64  # voxels a side of the cube that every case is brought to
     patch: int = 0  # voxels a side of the cut-outs to train on; 0: whole volumes
-    base: int = 8  # channels at full resolution; each level below has twice as many
-    learning_rate: float = 2e-3
+    base: PositiveInt = 8  # channels at full resolution; each level below has twice as many
+    learning_rate: PositiveFloat = 2e-3
     augment: bool = True
     labels: str = ""  # of a user's label files, as 0:background,1:core,2:oedema,4:enhancing; empty: the values found there
 
@@ -56,7 +56,9 @@ class UNet3dBrain(KerasRecipe):
             named = _parse_labels(settings.labels)
             found = find_cases(source, tuple(named))
             labels = tuple(named.values()) or tuple(str(value) for value in found[0].values)
-            cases, what = found, f"{len(found)} cases in {source}"
+            cases, what = found, f"{source} with the labels {', '.join(map(str, found[0].values))}, cases: {len(found)}"
+            if unlabelled := list_unlabelled(source):
+                what += f", scans without labels left out: {len(unlabelled)} ({unlabelled[0].name}, ...)"
         train, held_out = split_cases(cases, settings.resolution, labels)
         if len(cases) == 1:
             judged = f"{len(HELD_OUT_SLABS)} of {NUM_SLABS} slabs of it held out"
@@ -107,7 +109,7 @@ class UNet3dBrain(KerasRecipe):
         found = find_classes(predict, whole["volumes"], self.settings.patch)
         slab = held_out.slabs[-1] if held_out.slabs else NUM_SLABS // 2
         place = (2 * slab + 1) * held_out.edge // (2 * NUM_SLABS)
-        return draw_slice(whole["volumes"], whole["classes"], found, place)
+        return draw_slice(whole["volumes"], whole["classes"], found, place, data.labels)
 
     def _check_edges(self) -> None:
         settings = self.settings

@@ -1,10 +1,11 @@
 """Medical volumes and what is to be found in them: read from NIfTI files, brought to one cube, cut into patches, varied.
 
 A case is one or several scans of the same body part and a file that gives every voxel's label: `head.nii.gz` with
-`head_seg.nii.gz`, or `head_t1.nii.gz`, `head_t1ce.nii.gz`, ... with `head_seg.nii.gz`, as BraTS has them. All cases lie in one
-folder, or each in a folder of its own.
+`head_seg.nii.gz`, or `head_t1.nii.gz`, `head_t1ce.nii.gz`, ... with `head_seg.nii.gz`, as BraTS has them, also with hyphens; a
+scan of four axes holds several channels. All cases lie in one folder, or each in a folder of its own.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from tensorferry.recipes.extra import load_extra
 
 Array = NDArray[Any]
 
-_LABEL_ENDINGS = ("_seg", "_label", "_labels", "_mask")
+_SEPARATORS = ("_", "-")
+_LABEL_ENDINGS = tuple(f"{separator}{word}" for separator in _SEPARATORS for word in ("seg", "label", "labels", "mask"))
 _SUFFIXES = (".nii.gz", ".nii")
 _CACHED_CUBES = 4  # a run of few cases reads each once; more would cost memory that the budget does not see
 
@@ -62,40 +64,48 @@ class Case(Protocol):
 class NiftiCase:
     """A case in files."""
 
-    channels: tuple[Path, ...]
+    scans: tuple[Path, ...]
     label: Path
     values: tuple[int, ...]  # what stands in the label file for class 0, 1, ...
-
-    @property
-    def num_channels(self) -> int:
-        """How many recordings it has."""
-        return len(self.channels)
+    num_channels: int  # of all scans together
 
     def read(self) -> Scan:
         """The scan, turned so that its axes point right, forward and up."""
-        channels = [_read_channel(path) for path in self.channels]
+        image = np.concatenate([_read_channels(path) for path in self.scans], axis=-1)
         labels, spacing = read_voxels(self.label)
         check_values(self.label, labels, self.values)
-        return Scan(np.stack(channels, axis=-1), spacing, [labels == value for value in self.values])
+        return Scan(image, spacing, [labels == value for value in self.values])
 
 
 def find_cases(folder: Path, values: tuple[int, ...] = ()) -> tuple[NiftiCase, ...]:
-    """The cases of a folder, all with the same channels; without `values`, classes are the values that the label files hold."""
+    """The cases of a folder, all with the same channels; without `values`, classes are the values that the label files hold.
+
+    Every label file is read, so that one that cannot be used is found before anything is trained.
+    """
     if not folder.is_dir():
         raise BadData(f"there is no folder {str(folder)!r}; expected one with scans and their labels as NIfTI files")
-    folders = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
-    found = [case for place in folders for case in _group(place)]
+    found = [case for place in _list_places(folder) for case in _group(place)[0]]
     if not found:
         raise BadData(
             f"no scan with labels in {str(folder)!r}; expected files such as head_t1.nii.gz beside head_seg.nii.gz, "
             "in it or in a folder a case"
         )
-    for label, channels in found:
-        _check_case(label, channels, num_channels=len(found[0][1]))
-    values = values or tuple(sorted({value for label, _ in found for value in _read_values(label)}))
+    for case in found:
+        _check_case(case, found[0])
+    held = {case.label: _read_values(case.label) for case in found}
+    if values:
+        for label, numbers in held.items():
+            check_values(label, np.array(numbers), values)
+    values = values or tuple(sorted({value for numbers in held.values() for value in numbers}))
     if len(values) < 2:
         raise BadData(f"the label files in {str(folder)!r} hold one value only; there is nothing to tell apart")
-    return tuple(NiftiCase(channels, label, values) for label, channels in found)
+    num_channels = _count_channels(found[0])
+    return tuple(NiftiCase(tuple(case.scans.values()), case.label, values, num_channels) for case in found)
+
+
+def list_unlabelled(folder: Path) -> list[Path]:
+    """The scans of a folder that no label file belongs to."""
+    return [scan for place in _list_places(folder) for scan in _group(place)[1]]
 
 
 def read_voxels(path: Path) -> tuple[Array, tuple[float, float, float]]:
@@ -175,46 +185,86 @@ def _normalise(image: Array) -> NDArray[np.float32]:
     return normal
 
 
-def _group(folder: Path) -> Iterator[tuple[Path, tuple[Path, ...]]]:
-    """The label files of one folder, each with its channels in the order of their names."""
+@dataclass(frozen=True)
+class _Files:
+    """What belongs together."""
+
+    label: Path
+    scans: dict[str, Path]  # by what their names have besides the case's own: t1, t2, ...; empty for the only one
+
+
+def _list_places(folder: Path) -> list[Path]:
+    return [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+
+
+def _group(folder: Path) -> tuple[list[_Files], list[Path]]:
+    """The cases of one folder, their scans in the order of their names; and the scans without labels."""
     stems = {path.name.removesuffix(".gz").removesuffix(".nii"): path for path in sorted(folder.iterdir()) if _is_nifti(path)}
-    for stem, label in stems.items():
-        ending = next((end for end in _LABEL_ENDINGS if stem.endswith(end)), None)
-        if ending is None:
+    endings = {stem: end for stem in stems for end in _LABEL_ENDINGS if stem.endswith(end)}
+    cases = {stem.removesuffix(end): _Files(stems[stem], {}) for stem, end in endings.items()}
+    unlabelled = []
+    for stem, path in stems.items():
+        if stem in endings:
             continue
-        name = stem.removesuffix(ending)
-        channels = tuple(
-            path
-            for other, path in stems.items()
-            if (other == name or other.startswith(f"{name}_")) and not other.endswith(_LABEL_ENDINGS)
-        )
-        if not channels:
-            raise BadData(f"{str(label)!r} has no scan beside it; expected {name}.nii.gz or {name}_t1.nii.gz")
-        yield label, channels
+        # the longest name, for one case may be called head and another head_2
+        name = max((name for name in cases if _belongs(stem, name)), key=len, default=None)
+        if name is None:
+            unlabelled.append(path)
+        else:
+            cases[name].scans[stem.removeprefix(name)[1:]] = path
+    for name, case in cases.items():
+        if not case.scans:
+            raise BadData(f"{str(case.label)!r} has no scan beside it; expected {name}.nii.gz or {name}_t1.nii.gz")
+    return list(cases.values()), unlabelled
+
+
+def _belongs(stem: str, name: str) -> bool:
+    return stem == name or stem.startswith(tuple(f"{name}{separator}" for separator in _SEPARATORS))
 
 
 def _is_nifti(path: Path) -> bool:
     return path.name.endswith(_SUFFIXES) and path.is_file()
 
 
-def _check_case(label: Path, channels: tuple[Path, ...], num_channels: int) -> None:
-    """Whether a case's files belong together, by their headers alone."""
-    if len(channels) != num_channels:
-        raise BadData(f"{str(label)!r} has {len(channels)} scans beside it, and the first case has {num_channels}")
-    shape = _read_shape(label)
+def _check_case(case: _Files, first: _Files) -> None:
+    """Whether a case's files belong together and are of the same kinds as the first case's, by names and headers alone."""
+    if tuple(case.scans) != tuple(first.scans):
+        raise BadData(
+            f"{str(case.label)!r} has beside it {_name_scans(case)}, and {str(first.label)!r} {_name_scans(first)}; "
+            "give every case the same scans under the same names"
+        )
+    shape = _read_shape(case.label)
     if len(shape) != 3:
-        raise BadData(f"{str(label)!r} has the shape {_times(shape)}; labels need three axes")
-    for path in channels:
+        raise BadData(f"{str(case.label)!r} has the shape {_times(shape)}; labels need three axes")
+    for path in case.scans.values():
         found = _read_shape(path)
-        if found != shape:
-            raise BadData(f"{str(path)!r} has the shape {_times(found)}, and its labels in {label.name!r} {_times(shape)}")
+        if found[:3] != shape or len(found) > 4:
+            raise BadData(
+                f"{str(path)!r} has the shape {_times(found)}, and its labels in {case.label.name!r} {_times(shape)}; "
+                "resample one of them to the voxels of the other"
+            )
+    if (num := _count_channels(case)) != (expected := _count_channels(first)):
+        raise BadData(
+            f"the scans beside {str(case.label)!r} have {num} channels, and those beside {str(first.label)!r} {expected}; "
+            "give every case the same ones"
+        )
 
 
-def _read_channel(path: Path) -> NDArray[np.float32]:
+def _name_scans(case: _Files) -> str:
+    return ", ".join(path.name for path in case.scans.values())
+
+
+def _count_channels(case: _Files) -> int:
+    """A scan of four axes has a channel for each place on the last."""
+    return sum(math.prod(_read_shape(path)[3:]) for path in case.scans.values())
+
+
+def _read_channels(path: Path) -> NDArray[np.float32]:
+    """A scan's voxels with the channels on the last of four axes."""
     voxels = read_voxels(path)[0].astype(np.float32)
     if not np.isfinite(voxels).all():
-        raise BadData(f"{str(path)!r} holds voxels that are no numbers")
-    return voxels
+        raise BadData(f"{str(path)!r} holds voxels that are no numbers; put zero in their place, or take the case out")
+    return voxels if voxels.ndim == 4 else voxels[..., None]
 
 
 def _read_shape(path: Path) -> tuple[int, ...]:
@@ -231,7 +281,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
-        raise BadData(f"cannot read {str(path)!r} as a NIfTI file: {error}") from error
+        raise BadData(f"cannot read {str(path)!r} as a NIfTI file: {error}; write it anew, or take it out") from error
 
 
 def _read_values(label: Path) -> list[int]:

@@ -13,7 +13,7 @@ from tensorferry.errors import BadData, BadRecipe
 from tensorferry.recipes import tables
 from tensorferry.recipes.extra import find_package
 from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Samples, Settings
+from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
 
 if TYPE_CHECKING:
     import keras
@@ -27,21 +27,18 @@ _MAX_CLASSES = 100
 class WideDeepSettings(Settings):
     """What `--set` changes; several columns are separated by commas."""
 
-    batch: int = 32
-    steps: int = 300
+    batch: PositiveInt = 32
+    steps: PositiveInt = 300
     target: str = "species"  # the column to find
     ignore: str = ""  # columns to leave out
     categories: str = ""  # columns of numbers that are names of something
     crosses: str = "all"  # pairs of categories that may matter together, as island*sex; all, or none
-    buckets: int = 10  # that a column of numbers is cut into for the wide part
+    buckets: PositiveInt = 10  # that a column of numbers is cut into for the wide part
     hidden: str = "64,32"  # widths of the deep part's layers
-    embedding: int = 8  # numbers that stand for a word in the deep part
-    learning_rate: float = 0.003
+    embedding: PositiveInt = 8  # numbers that stand for a word in the deep part
+    learning_rate: PositiveFloat = 0.003
 
     def __post_init__(self) -> None:
-        for name in ("buckets", "embedding"):
-            if getattr(self, name) < 1:
-                raise BadRecipe(f"expected {name} to be a whole number above zero, received {getattr(self, name)}")
         if not all(width.isdecimal() and int(width) for width in _split(self.hidden)):
             raise BadRecipe(f"expected hidden to be widths such as 64,32, received {self.hidden!r}")
 

@@ -5,14 +5,13 @@ name: so whatever has the name is whole. Its `state.json` is written last and ho
 done afterwards is noticed as well, and the checkpoint before it is taken instead. `latest` and `best` are links for people.
 """
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tensorferry.errors import RunFailed
 from tensorferry.files import digest, force, write_whole
 
 FORMAT = "tensorferry-checkpoint-1"
@@ -20,8 +19,8 @@ NUM_KEPT = 2  # of the newest, so that one is left when the newest is damaged; t
 _STATE = "state.json"
 
 
-class Damaged(Exception):
-    """A checkpoint that is not what was written; says why."""
+class Unusable(Exception):
+    """A checkpoint that is not what was written, or of another version; says what it is, as in "is damaged (...)"."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,15 @@ class State:
 
     step: int = 0  # done
     recipe: str = ""
-    skipped: tuple[int, ...] = ()  # steps left out because their loss was no number
+    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were no numbers
     best_step: int | None = None
     best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    unjudged: dict[str, Any] | None = None  # the row of this step, where a signal cut its evaluation short
 
 
 def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> Path:
-    """Save under `root` what `write` puts into a folder, then drop what is no longer kept; raises `RunFailed` on a full disk."""
+    """Save under `root` what `write` puts into a folder, then drop what is no longer kept."""
     final, part = root / f"step-{state.step:08d}", root / f".step-{state.step:08d}.part"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -56,9 +56,8 @@ def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> 
         if state.best_step is not None:
             _point(root / "best", root / f"step-{state.best_step:08d}")
         force(root)
-    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+    finally:
         shutil.rmtree(part, ignore_errors=True)
-        raise RunFailed(_explain(root, state.step, error)) from error
     _drop_old(root, state)
     return final
 
@@ -69,26 +68,28 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> State:
-    """What a checkpoint says, if it is whole; raises `Damaged`."""
+    """What a checkpoint says, if it is whole; raises `Unusable`."""
     try:
         data = json.loads((folder / _STATE).read_text())
-        if data.pop("format") != FORMAT:
-            raise Damaged("it was written by another version")
+        if (found := data.pop("format")) != FORMAT:
+            raise Unusable(f"is of another version (it has format {found!r}, and this version reads {FORMAT!r})")
         for name, written in data.pop("digests").items():
             if digest(folder / name) != written:
-                raise Damaged(f"{name} is not what was written")
+                raise Unusable(f"is damaged ({name} is not what was written)")
         return State(**data | {"skipped": tuple(data["skipped"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{type(error).__name__}: {error}") from error
+        raise Unusable(f"is damaged ({type(error).__name__}: {error})") from error
 
 
 def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
-    """The newest whole checkpoint; None: there is none. Damaged ones are told of and passed over."""
-    for folder in list_checkpoints(root):
+    """The newest whole checkpoint; None: there is none. Unusable ones are told of and passed over."""
+    folders = list_checkpoints(root)
+    for folder in folders:
         try:
             return folder, read_state(folder)
-        except Damaged as reason:
-            say(f"checkpoint {folder.name} is damaged ({reason}); taking the one before")
+        except Unusable as reason:
+            then = "there is none before" if folder == folders[-1] else "taking the one before"
+            say(f"checkpoint {folder.name} {reason}; {then}")
     return None
 
 
@@ -97,17 +98,6 @@ def _drop_old(root: Path, state: State) -> None:
     for position, folder in enumerate(list_checkpoints(root)):
         if position >= NUM_KEPT and folder.name not in kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _explain(root: Path, step: int, error: Exception) -> str:
-    free = None
-    with contextlib.suppress(OSError):
-        free = shutil.disk_usage(root).free
-    full = free is not None and free < 16 * 2**20
-    cause = "the disk is full" if full else (getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0])
-    left = list_checkpoints(root)
-    kept = f"{left[0]} is still whole" if left else "nothing was saved before"
-    return f"cannot save step {step} under {str(root)!r}: {cause}; {kept}. Make room, then: ferry train --resume {root.parent}"
 
 
 def _point(link: Path, target: Path) -> None:

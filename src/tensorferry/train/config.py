@@ -29,6 +29,7 @@ class Config:
     terms: Terms
     reason: str = ""  # why it is that precision
     command: tuple[str, ...] = ()
+    backend: str | None = None  # that Keras runs on; None: not Keras, or written before this was
     version: str = field(default=__version__)
 
     @property

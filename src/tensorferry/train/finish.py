@@ -1,28 +1,42 @@
 """What a run leaves when it ends or is stopped: plan, picture, page, and a summary."""
 
+from pathlib import Path
 from typing import Any
 
+from tensorferry.errors import BadRun
 from tensorferry.train.checkpoints import State
 from tensorferry.train.loop import Session
-from tensorferry.train.page import store_memory, write_page
+from tensorferry.train.page import store_illustration, store_memory, write_page
 from tensorferry.train.trainer import make_predict
 
 
 def finish(session: Session, state: State) -> dict[str, Any]:
     """Write down what is known only at the end, and return the summary."""
-    run, stop = session.run, session.stop
-    if (memory := session.trainer.report()) is not None:
-        store_memory(run, memory)
+    stop = session.stop
+    png = None
     if stop.signal is None:
         png = session.recipe.illustrate(make_predict(session.trainer, session.recipe), session.data)
-        if png is not None:
-            run.illustration.write_bytes(png)
+    page = _draw(session, png)
     return {
-        "folder": str(run.folder),
+        "folder": str(session.run.folder),
         "step": state.step,
         "metrics": state.metrics,
         "best_step": state.best_step,
         "best_value": state.best_value,
         "stopped_by": stop.signal.name if stop.signal is not None else None,
-        "page": str(write_page(run)),
+        "page": None if page is None else str(page),
     }
+
+
+def _draw(session: Session, png: bytes | None) -> Path | None:
+    """Where the page is; None: it could not be written, and that was told. The run itself is saved by now."""
+    run = session.run
+    try:
+        if (memory := session.trainer.report()) is not None:
+            store_memory(run, memory)
+        if png is not None:
+            store_illustration(run, png)
+        return write_page(run)
+    except BadRun as error:
+        session.progress.say(f"{error}. The run is saved and whole; once that is mended, draw it with: ferry report {run.folder}")
+        return None

@@ -23,9 +23,11 @@ from typing import Any
 from tensorferry.errors import BadRun
 from tensorferry.files import write_whole
 from tensorferry.train.config import Config, describe_environment
+from tensorferry.train.disk import writing
 from tensorferry.train.lock import hold, is_empty
 
 _CONFIG = "config.json"
+_OF_A_ROW = {"step", "loss", "seconds", "wait_seconds", "peak_nbytes"}
 
 
 class Run:
@@ -59,8 +61,9 @@ class Run:
 
     def write_config(self, config: Config) -> None:
         """Say what is run, and on what."""
-        write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
-        write_whole(self.folder / "environment.json", json.dumps(describe_environment(), indent=1))
+        with writing(_CONFIG, self.folder):
+            write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
+            write_whole(self.folder / "environment.json", json.dumps(describe_environment(), indent=1))
 
     def read_environment(self) -> dict[str, str]:
         """What it ran on; empty where that is not told."""
@@ -70,23 +73,24 @@ class Run:
             return {}
 
     def read_rows(self) -> list[dict[str, Any]]:
-        """The rows of all steps; a line that a kill has cut short is left out."""
+        """The rows of all steps; a line that a kill has cut short, or that is no row, is left out."""
         rows = []
         for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                continue
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.keys() >= _OF_A_ROW:
+                    rows.append(row)
         return rows
 
     def drop_rows_after(self, step: int) -> None:
         """Forget the rows of steps that will be taken again."""
         kept = [json.dumps(row) for row in self.read_rows() if row["step"] <= step]
-        write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
+        with writing(self.metrics.name, self.folder):
+            write_whole(self.metrics, "".join(f"{line}\n" for line in kept))
 
     def add_row(self, row: dict[str, Any]) -> None:
         """Add the row of a step."""
-        with open(self.metrics, "a", encoding="utf-8") as file:
+        with writing(self.metrics.name, self.folder), open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 

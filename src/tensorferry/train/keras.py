@@ -27,6 +27,7 @@ class KerasTrainer(Trainer):
     def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms) -> None:
         self._recipe = recipe
         self._terms = terms
+        self.backend = keras.backend.backend()
         self.precision = make_policy(terms.precision)
         keras.utils.set_random_seed(step_seed(terms.seed, 0))
         self._meter = StepMeter()  # after that: seeding loads TensorFlow on any back end, and it is not the model's
@@ -36,6 +37,8 @@ class KerasTrainer(Trainer):
             raise BadRecipe(
                 f"{type(recipe).__name__}.build_model returned a model that is not compiled; call model.compile in it"
             )
+        if self.model.built and not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)  # so that the first checkpoint holds its state, too
         self._large = None if terms.budget is None else LargeModel(terms.budget)
 
     def step(self, number: int, batch: Arrays) -> float:
@@ -45,6 +48,11 @@ class KerasTrainer(Trainer):
             keras.utils.set_random_seed(step_seed(self._terms.seed, number))  # layers written in torch draw from torch
         logs = self.model.train_on_batch(self._inputs(batch), self._targets(batch), return_dict=True)
         return float(logs["loss"])
+
+    def is_finite(self) -> bool:
+        trained = (_to_numpy(variable.value) for variable in self.model.trainable_variables)
+        # the extremes of an array tell of every inf and nan in it, and take no memory
+        return all(np.isfinite(extreme) for array in trained if array.size for extreme in (array.min(), array.max()))
 
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         if keras.backend.backend() == "torch":
@@ -56,8 +64,6 @@ class KerasTrainer(Trainer):
         _save(self.model.optimizer.variables, folder / _OPTIMIZER)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
         _assign(self._own_variables(), folder / _WEIGHTS)
         if not weights_only:
             _assign(self.model.optimizer.variables, folder / _OPTIMIZER)

@@ -7,7 +7,7 @@ nothing to clean up. The file tells who holds it. Where a system or a file syste
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -31,8 +31,8 @@ def hold(folder: Path) -> Iterator[None]:
             who, how = (f"process {holder}", f"kill {holder}") if holder else ("another process", "by a signal")
             raise BadRun(f"{who} trains in {str(folder)!r}; wait until it ends, or stop it ({how}) and try again")
         file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        with suppress(OSError):  # on a full disk the lock holds as well, and only does not tell
+            os.write(file.fileno(), str(os.getpid()).encode())
         try:
             yield
         finally:

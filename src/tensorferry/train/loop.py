@@ -1,13 +1,13 @@
 """The loop: batch, step, row; evaluate and save every so often; stop on a signal.
 
-A loss that is no number may have spoilt the weights, on any framework and at any precision. So the run goes back to its last
-checkpoint and takes the same steps again, bit for bit, without the one that failed. A few such steps are forgiven.
+A step fails if its loss is no number, which may have spoilt the weights, or if the weights are none after it: no checkpoint
+holds such weights. The run goes back to its last checkpoint and takes the same steps again, bit for bit, without the one that
+failed. A few such steps are forgiven.
 """
 
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,13 +18,14 @@ from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
 from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
 from tensorferry.train.config import Config
+from tensorferry.train.disk import writing
 from tensorferry.train.events import Events
 from tensorferry.train.folder import Run
 from tensorferry.train.progress import Progress
 from tensorferry.train.signals import Stop
 from tensorferry.train.trainer import Trainer, make_predict
 
-MAX_SKIPPED = 5  # steps of a run whose loss may be no number
+MAX_SKIPPED = 5  # steps of a run that may fail
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class _Stopped(Exception):
     """A signal came while the model was evaluated."""
 
 
-class _BadLoss(Exception):
-    def __init__(self, step: int, loss: float, skipped: tuple[int, ...]) -> None:
-        super().__init__(f"the loss of step {step} is {loss}")
+class _BadStep(Exception):
+    def __init__(self, reason: str, step: int, skipped: tuple[int, ...]) -> None:
+        super().__init__(reason)
         self.step = step
         self.skipped = skipped  # before it; a checkpoint may be older than some of them
 
@@ -59,7 +60,7 @@ def run_steps(session: Session, state: State) -> State:
             try:
                 with batches:
                     return _take_steps(session, state, batches)
-            except _BadLoss as bad:
+            except _BadStep as bad:
                 state = _go_back(session, bad)
                 batches = _load_ahead(session, state)
 
@@ -73,25 +74,37 @@ def _load_ahead(session: Session, state: State) -> Batches:
 
 
 def _take_steps(session: Session, state: State, batches: Batches) -> State:
-    config = session.config
-    with Events(session.run.folder / "events", state.step) as events:
+    done = state.step - 1 if state.unjudged else state.step
+    with Events(session.run.folder, done) as events:
+        if state.unjudged:
+            session.run.drop_rows_after(done)
+            state = _end_step(session, state, state.unjudged, events)
+            if session.stop.signal:
+                return state
         for batch in batches:
             row = _take_step(session, state.step + 1, batch, state.skipped) | {"wait_seconds": batches.wait_seconds}
-            state = replace(state, step=row["step"])
-            due = state.step % config.every == 0 or state.step == config.steps
-            if due:
-                session.progress.say_working("evaluating")
-                with suppress(_Stopped):
-                    state = _evaluate(session, state)
-                    row["held_out"] = state.metrics
-            session.run.add_row(row)
-            events.add(row)
-            session.progress.step(row)
-            if due or session.stop.signal:
-                save(session, state)
-            session.run.keep()
+            state = _end_step(session, replace(state, step=row["step"]), row, events)
             if session.stop.signal:
                 break
+    return state
+
+
+def _end_step(session: Session, state: State, row: dict[str, Any], events: Events) -> State:
+    """Evaluate and save if that is due; an evaluation that a signal cuts short is made up when the run goes on."""
+    due = state.step % session.config.every == 0 or state.step == session.config.steps
+    if due:
+        session.progress.say_working("evaluating")
+        try:
+            state = replace(_evaluate(session, state), unjudged=None)
+            row = row | {"held_out": state.metrics}
+        except _Stopped:
+            state = replace(state, unjudged=row)
+    session.run.keep()
+    session.run.add_row(row)
+    events.add(row)
+    session.progress.step(row)
+    if due or session.stop.signal:
+        save(session, state)
     return state
 
 
@@ -102,9 +115,11 @@ def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]
     began = time.perf_counter()
     loss = session.trainer.step(step, batch)
     if not math.isfinite(loss):
-        raise _BadLoss(step, loss, skipped)
-    seconds = time.perf_counter() - began
-    return row | {"loss": loss, "seconds": seconds, "peak_nbytes": session.trainer.peak_nbytes()}
+        raise _BadStep(f"the loss of step {step} is {loss}", step, skipped)
+    row |= {"loss": loss, "seconds": time.perf_counter() - began, "peak_nbytes": session.trainer.peak_nbytes()}
+    if not session.trainer.is_finite():
+        raise _BadStep(f"step {step} left weights that are no numbers", step, skipped)
+    return row
 
 
 def _evaluate(session: Session, state: State) -> State:
@@ -138,10 +153,11 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 def save(session: Session, state: State) -> None:
     """Save a checkpoint of this moment."""
-    save_checkpoint(session.run.checkpoints, state, session.trainer.save)
+    with writing(f"step {state.step}", session.run.folder):
+        save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
-def _go_back(session: Session, bad: _BadLoss) -> State:
+def _go_back(session: Session, bad: _BadStep) -> State:
     """Load the last checkpoint and leave the step out that failed."""
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:

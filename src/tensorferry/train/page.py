@@ -9,7 +9,8 @@ from tensorferry.files import write_whole
 from tensorferry.report import Report
 from tensorferry.report.run_page import RunView, html_run_page
 from tensorferry.report.stored import report_from_json, report_to_json
-from tensorferry.train.checkpoints import Damaged, State, list_checkpoints, read_state
+from tensorferry.train.backend import VARIABLE
+from tensorferry.train.checkpoints import State, Unusable, list_checkpoints, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
 from tensorferry.units import parse_bytes
@@ -17,9 +18,14 @@ from tensorferry.units import parse_bytes
 
 def store_memory(run: Run, report: Report) -> None:
     """Write down what was planned and measured, for the page."""
-    write_whole(run.memory, json.dumps(report_to_json(report), separators=(",", ":")))
+    _write(run.memory, json.dumps(report_to_json(report), separators=(",", ":")))
     if report.plan is not None:
-        report.plan.save(run.plan)
+        _write(run.plan, json.dumps(report.plan.to_json()))
+
+
+def store_illustration(run: Run, png: bytes) -> None:
+    """Write down what the model does, for the page."""
+    _write(run.illustration, png)
 
 
 def write_page(run: Run, path: Path | None = None) -> Path:
@@ -27,11 +33,7 @@ def write_page(run: Run, path: Path | None = None) -> Path:
     path = path or run.page
     if path.suffix.lower() != ".html":
         raise BadRun(f"cannot write the report to {str(path)!r}: end it with .html")
-    text = html_run_page(make_view(run))
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise BadRun(f"cannot write {str(path)!r}: {error.strerror}") from error
+    _write(path, html_run_page(make_view(run)))
     return path
 
 
@@ -58,6 +60,13 @@ def make_view(run: Run) -> RunView:
     )
 
 
+def _write(path: Path, content: str | bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise BadRun(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
 def _short_name(recipe: str) -> str:
     where, colon, name = recipe.rpartition(":")
     return f"{Path(where).name}:{name}" if colon else name
@@ -67,7 +76,7 @@ def _last_state(run: Run) -> State:
     for folder in list_checkpoints(run.checkpoints):
         try:
             return read_state(folder)
-        except Damaged:
+        except Unusable:
             continue
     return State()
 
@@ -84,13 +93,21 @@ def _read_memory(run: Run) -> Report | None:
 def _describe(config: Config) -> dict[str, str]:
     terms = config.terms
     return {
-        "command": shlex.join(config.command) if config.command else "from Python",
+        "command": _describe_command(config),
         "recipe": config.recipe,
         "data": config.data or "what the recipe brings",
         "begins from": config.start,
         **{f"set {name}": str(value) for name, value in config.settings.items()},
+        **({"Keras back end": config.backend} if config.backend else {}),
         "precision": f"{terms.precision} ({config.reason})" if config.reason else terms.precision,
         "budget": terms.budget or "none",
         "seed": f"{terms.seed}{', repeatable bit for bit' if terms.repeatable else ''}",
         "evaluates and saves": f"every {config.every} steps",
     }
+
+
+def _describe_command(config: Config) -> str:
+    if not config.command:
+        return "from Python"
+    variable = f"{VARIABLE}={config.backend} " if config.backend else ""
+    return variable + shlex.join(config.command)

@@ -169,7 +169,8 @@ def _headline(config: Config, done: int) -> str:
     since = f", from step {done}" if done else ""
     precision = f"{config.terms.precision} ({config.reason})" if config.reason else config.terms.precision
     steps = f"{config.steps} steps of {config.settings['batch']}"
-    return f"{config.recipe}: {steps}{since}, {precision}{budget}, seed {config.terms.seed}"
+    backend = f", Keras on {config.backend}" if config.backend else ""
+    return f"{config.recipe}: {steps}{since}, {precision}{backend}{budget}, seed {config.terms.seed}"
 
 
 def _last_words(summary: dict[str, Any]) -> str:
@@ -178,4 +179,5 @@ def _last_words(summary: dict[str, Any]) -> str:
         command = f"ferry train --resume {summary['folder']}"
         return f"stopped by {summary['stopped_by']} after step {summary['step']}, saved; go on with: {command}"
     best = f" (best {summary['best_value']:.4g} at step {summary['best_step']})" if summary["best_step"] else ""
-    return f"done: {summary['step']} steps, {metrics}{best}\nreport: {summary['page']}"
+    page = f"\nreport: {summary['page']}" if summary["page"] else ""
+    return f"done: {summary['step']} steps, {metrics}{best}{page}"

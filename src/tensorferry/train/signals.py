@@ -1,11 +1,12 @@
-"""SIGTERM and Ctrl-C while training: the step under way is finished and saved. A second one ends at once."""
+"""SIGTERM and Ctrl-C: before the first step they end the process and leave nothing behind; while training, the step under way is
+finished and saved. A second one ends at once."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -20,6 +21,23 @@ class Stop:
     def exit_code(self) -> int:
         """As a shell tells it: 143 for SIGTERM, 130 for Ctrl-C; 0 where nothing asked to stop."""
         return 0 if self.signal is None else 128 + self.signal
+
+
+@contextmanager
+def unwind_on_sigterm() -> Iterator[None]:
+    """While inside, SIGTERM ends as Ctrl-C does, by an exception, so that whatever was made is cleaned up; the code stays 143."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """From what a user asks to a run: begin a new one, or go on with one that was stopped or killed."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from tensorferry.errors import BadData, BadRun, RunFailed
 from tensorferry.recipes.cap import is_out_of_memory
 from tensorferry.recipes.loading import find_recipe, make_recipe
 from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.train.backend import same_backend
 from tensorferry.train.checkpoints import State, find_newest
 from tensorferry.train.config import Config
 from tensorferry.train.events import HINT, Events
@@ -18,9 +19,10 @@ from tensorferry.train.finish import finish
 from tensorferry.train.folder import Run, open_new
 from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
+from tensorferry.train.page import write_page
 from tensorferry.train.progress import Progress
 from tensorferry.train.seeds import draw_seed
-from tensorferry.train.signals import watch_signals
+from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.trainer import Terms, make_trainer
 from tensorferry.units import parse_bytes
 
@@ -50,7 +52,7 @@ def begin(request: Request, progress: Progress) -> int:
     recipe = make_recipe(request.recipe, request.settings, request.start)
     source = _find_source(request.data)
     folder = request.out or Path("runs") / _folder_name(request.recipe)
-    with open_new(folder, request.force) as run:
+    with unwind_on_sigterm(), open_new(folder, request.force) as run:
         data = recipe.load_data(source)
         seed = draw_seed() if request.seed is None else request.seed
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
@@ -66,6 +68,7 @@ def begin(request: Request, progress: Progress) -> int:
             terms=replace(terms, precision=trainer.precision.name),
             reason=trainer.precision.reason if request.precision == "auto" else "",
             command=request.command,
+            backend=trainer.backend,
         )
         run.write_config(config)
         with watch_signals() as stop:
@@ -81,7 +84,7 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
         raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to go on with it")
-    with hold(folder):
+    with hold(folder), same_backend(config.backend, folder):
         return _go_on(run, config, progress)
 
 
@@ -91,7 +94,10 @@ def _go_on(run: Run, config: Config, progress: Progress) -> int:
         raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; begin anew with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
-        raise BadRun(f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}")
+        raise BadRun(
+            f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}; "
+            "take it out to go on from the one before, or begin anew with --force"
+        )
     ours, data = load_recipe(config)
     trainer = make_trainer(ours, data, config.terms)
     load_weights(trainer, checkpoint)
@@ -124,11 +130,18 @@ def load_weights(trainer: Any, checkpoint: Path, *, weights_only: bool = False) 
 def _run(session: Session, state: State) -> int:
     if not Events.available():
         session.progress.say(HINT)
+    if session.data.source:
+        session.progress.say(f"data: {session.data.source}")
     try:
         session.progress.begin(session.config, state.step)
         with _clear_memory_errors(session):
             state = run_steps(session, state)
         session.progress.end(finish(session, state))
+    except RunFailed:
+        if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
+            with suppress(BadRun):  # what made the run fail is the error to tell
+                session.progress.say(f"report: {write_page(session.run)}")
+        raise
     finally:
         session.progress.leave()
     return session.stop.exit_code

@@ -54,6 +54,12 @@ class TorchTrainer(Trainer):
         self._optimizer.zero_grad()
         return value
 
+    def is_finite(self) -> bool:
+        trained = [weight.detach() for weight in self.model.parameters() if weight.requires_grad and weight.numel()]
+        real = [torch.view_as_real(weight) if weight.is_complex() else weight for weight in trained]
+        # the extremes of a tensor tell of every inf and nan in it, and take no memory
+        return all(math.isfinite(extreme) for weight in real for extreme in torch.aminmax(weight))
+
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
         with torch.no_grad(), self.precision:

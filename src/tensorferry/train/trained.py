@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorferry.errors import BadRun
 from tensorferry.recipes.recipe import Data, Recipe
-from tensorferry.train.checkpoints import Damaged, State, find_newest, read_state
+from tensorferry.train.checkpoints import State, Unusable, find_newest, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
 from tensorferry.train.start import load_recipe, load_weights
@@ -44,8 +44,8 @@ def _find_best(run: Run) -> tuple[Path, State]:
     try:
         if best.exists():
             return best.resolve(), read_state(best)
-    except Damaged as reason:
-        notes.append(f"the best checkpoint is damaged ({reason})")
+    except Unusable as reason:
+        notes.append(f"the best checkpoint {reason}")
     found = find_newest(run.checkpoints, notes.append)
     if found is None or found[1].step == 0:
         why = "; ".join(notes) or "no step was saved yet"

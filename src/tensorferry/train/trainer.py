@@ -31,10 +31,15 @@ class Trainer(ABC):
 
     model: Any
     precision: Any  # with a name and a reason
+    backend: str | None = None  # that Keras runs on; None: this is not Keras
 
     @abstractmethod
     def step(self, number: int, batch: Arrays) -> float:
         """Take one step and return its loss; where that is no number, the weights may be spoilt."""
+
+    @abstractmethod
+    def is_finite(self) -> bool:
+        """Whether all weights that train are numbers; a step may spoil them although its own loss is one."""
 
     @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
