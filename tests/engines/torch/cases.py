@@ -100,6 +100,36 @@ class Tied(nn.Module):
         return h @ self.embed.weight.t()
 
 
+class Recurrent(nn.Module):
+    """An LSTM in two directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.lstm = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.head(self.lstm(self.embedding(x))[0])
+        return hidden
+
+
+class Spectral(nn.Module):
+    """Complex numbers, and conjugates that are not carried out until they are used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(16, 16, dtype=torch.cfloat) / 4 for _ in range(3))
+        self.head = nn.Linear(768, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = torch.fft.fft(x.to(torch.cfloat))
+        for weight in self.weights:
+            z = torch.view_as_complex(torch.tanh(torch.view_as_real(z @ weight))) * z.conj() / (z.abs() + 1)
+        scores: torch.Tensor = self.head(torch.fft.ifft(z).real.flatten(1))
+        return scores
+
+
 class Checkpointed(nn.Module):
     """A part of the model runs under torch's own checkpointing."""
 
@@ -210,6 +240,8 @@ CASES = [
     Case("autocast", Residual, images, under_autocast(classify)),
     Case("autocast transformer", Tied, tokens, under_autocast(predict_next), adam),
     Case("torch checkpoint inside", Checkpointed, images, classify),
+    Case("LSTM", Recurrent, tokens, predict_next, adam),
+    Case("complex numbers", Spectral, images, classify),
     Case("gradient accumulation", Residual, images, accumulate),
     Case("two forwards, one backward", Residual, images, two_forwards),
     Case("two backwards", Residual, images, two_backwards),

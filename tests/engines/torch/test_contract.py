@@ -1,6 +1,8 @@
 """The engine's contract: whatever moves, every bit of every result stays."""
 
+from copy import deepcopy
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +60,7 @@ def test_results_are_identical_on_an_adversarial_device(case: Case, seed: int) -
     assert outcome.tensors == plain(case.name).tensors
 
 
-RECOMPUTABLE = [case.name for case in CASES[:3]] + ["channels_last"]
+RECOMPUTABLE = [case.name for case in CASES[:3]] + ["channels_last", "LSTM"]
 
 
 @pytest.mark.parametrize("name", RECOMPUTABLE)
@@ -89,9 +91,10 @@ def test_turning_recompute_off_turns_it_off() -> None:
     assert entered[0].report().moved.swapped_nbytes > 0
 
 
-def test_the_last_step_compared_is_a_planned_one() -> None:
+@pytest.mark.parametrize("name", [CASES[0].name, "gradient accumulation"])  # on slices of a batch
+def test_the_last_step_compared_is_a_planned_one(name: str) -> None:
     """What the contract compares would prove little if no step followed a plan."""
-    case, adversary = CASES[0], Adversary(seed=0)
+    case, adversary = _case(name), Adversary(seed=0)
     entered: list[LargeModel] = []
 
     def around(model: torch.nn.Module) -> LargeModel:
@@ -120,3 +123,18 @@ def test_a_compiled_model_runs_uncompiled_and_the_report_says_so() -> None:
     assert outcome.losses == plain(case.name).losses
     assert outcome.tensors == plain(case.name).tensors
     assert any("uncompiled" in note for note in opened[0].report().notes)
+
+
+def test_a_model_can_be_copied_and_saved_while_it_trains(tmp_path: Path) -> None:
+    case, adversary = CASES[0], Adversary(seed=0)
+    torch.manual_seed(0)
+    model = case.build()
+    optimizer = case.optimizer(model.parameters())
+    with _large(adversary, budget_for(case.name), recompute=True)(model):
+        case.step(model, case.batch(0), optimizer)
+        twin = deepcopy(model)
+        torch.save(model, tmp_path / "model.pt")
+        case.step(twin, case.batch(1), case.optimizer(twin.parameters()))
+    saved = torch.load(tmp_path / "model.pt", weights_only=False)
+    for expected, received in zip(model.parameters(), saved.parameters(), strict=True):
+        assert torch.equal(expected, received)

@@ -68,3 +68,29 @@ def test_what_was_held_before_the_context_is_not_counted() -> None:
         """
     )
     assert early["peak"] <= 128 * 2**20
+
+
+def test_a_budget_holds_where_gradients_add_up_over_slices_of_a_batch() -> None:
+    added = run_program(
+        """
+        import json
+        import torch
+        from torch.nn import functional
+        import tensorferry as ferry
+
+        x, y = torch.randn(6144, 256), torch.randn(6144, 1)
+        layers = [layer for _ in range(6) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())]
+        model = torch.nn.Sequential(*layers, torch.nn.Linear(256, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        with ferry.large_model(model, budget="48MiB") as big:
+            for step in range(6):
+                for begin in range(0, 6144, 2048):
+                    functional.mse_loss(model(x[begin : begin + 2048]), y[begin : begin + 2048]).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        report = big.report()
+        print(json.dumps({"peak": report.measured_peak_nbytes, "followed": report.measured is not None}))
+        """
+    )
+    assert added["followed"]
+    assert added["peak"] <= 48 * 2**20

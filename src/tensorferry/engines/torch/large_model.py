@@ -124,7 +124,8 @@ class LargeModel:
             stack.enter_context(self._states.watching(standing.optimizers))
             self._names = LayerNames(self._model)
             stack.enter_context(self._names.watching())
-            self._root_hook = self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True, prepend=True)
+            hook = _Uncopied(self._before_forward)
+            self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
             self._run_uncompiled(stack)
@@ -227,7 +228,9 @@ class LargeModel:
             self._step_over = self._forward_begun = False
             if not self._courses and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_what_stands()
-            kind = (first.shape, first.dtype, self._model.training)
+            # where gradients add up, backward has ops that it has not where there are none yet
+            adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
+            kind = (first.shape, first.dtype, self._model.training, adds_up)
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
             course = self._course = self._courses.pop(kind, None) or Course(num_records=1 if self._courses else 2)
             self._courses[kind] = course
@@ -333,6 +336,23 @@ class LargeModel:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+class _Uncopied:
+    """A hook on the user's model that stays with it: a copy of the model, or a file of it, gets one that does nothing."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> Any:  # copies are made by it, too
+        return _Uncopied, (_do_nothing,)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tensorferry.engines.budget import AUTO_SHARE
-from tensorferry.engines.resident import ResidentMeter
+from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.engines.torch.device import CpuDevice, Device
 from tensorferry.plan import TierSpeed
@@ -60,6 +60,7 @@ def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, he
 def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
     tier = open_tier(text)
     stack.callback(tier.close)
+    Heap().trim()  # memory that was freed before would be taken for free
     meter = ResidentMeter()
     stack.callback(meter.close)
     if budget_nbytes is None:

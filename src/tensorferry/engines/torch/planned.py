@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.torch.device import Copy
 from tensorferry.engines.torch.lean import run_op
@@ -21,7 +22,7 @@ from tensorferry.engines.torch.recompute import Notebook
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work
-from tensorferry.trace import Trace
+from tensorferry.trace import Kind, Trace
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ class Schedule:
         return [(state, storage) for state, storage in self.states if storage in swapped]
 
     @cached_property
-    def nbytes(self) -> list[int]:
-        """By ordinal."""
-        return [self.trace.storages[storage].nbytes for storage in self.saved_storages]
+    def nbytes(self) -> list[int | None]:
+        """By ordinal; None for an input, which may be a part of something larger."""
+        storages = [self.trace.storages[storage] for storage in self.saved_storages]
+        return [None if storage.kind is Kind.INPUT else storage.nbytes for storage in storages]
 
     @cached_property
     def fetches(self) -> dict[int, list[int | StateStorage]]:
@@ -136,9 +138,11 @@ class PlannedStep:
         position = self._position
         self._position += 1
         planned = self.on_plan and self._expects(position, func)
-        if planned:
-            with self.store.lock:
+        with self.store.lock:
+            if planned:
                 self._prepare(position)
+            else:
+                self._hold_back(args, kwargs)
         self._await_states(args, kwargs)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
@@ -152,7 +156,7 @@ class PlannedStep:
     def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:  # noqa: ARG002
         schedule, ordinal = self.schedule, saved.ordinal
         self._saved.append(weakref.ref(saved))
-        if self.on_plan and (ordinal >= len(schedule.nbytes) or schedule.nbytes[ordinal] != saved.nbytes):
+        if self.on_plan and (ordinal >= len(schedule.nbytes) or schedule.nbytes[ordinal] not in (None, saved.nbytes)):
             self.on_plan = False
         if not self.on_plan:
             saved.label = "not in the plan"
@@ -214,6 +218,12 @@ class PlannedStep:
                 held_nbytes += saved.nbytes
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
+            self._make_room(demand_nbytes)
+
+    def _hold_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make room for an op that is not in the plan: what it will allocate is guessed to be as much as it reads."""
+        demand_nbytes = sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.is_sparse)
+        if self._held_nbytes(demand_nbytes) + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
 
     def _fetch(self, item: SavedStorage | StateStorage) -> None:
