@@ -69,9 +69,10 @@ class Edit:
 def same_rewrites() -> Iterator[None]:
     """While inside, TensorFlow optimises the functions it runs as it does under a plan.
 
-    Two of its rewrites sum in another order when a graph has other edges, or when threads happen to run otherwise: the
-    memory optimizer takes AddN apart at the peak, and the arithmetic optimizer joins additions. Under a plan both are off.
-    Results that are to be compared bit for bit must come from the same rewrites, so run the plain training in here too.
+    Three of its rewrites round otherwise when a graph has other edges or other sizes are known: the memory optimizer takes AddN
+    apart at the peak, the arithmetic optimizer joins additions, and constant folding multiplies by the reciprocal of a size that
+    is known instead of dividing by it. Under a plan all are off. Results that are to be compared bit for bit must come from the
+    same rewrites, so run the plain training in here too.
     """
     ctx = context.context()
     before = ctx.function_call_options
@@ -79,6 +80,7 @@ def same_rewrites() -> Iterator[None]:
     rewrites = config.graph_options.rewrite_options
     rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    rewrites.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
     ctx.function_call_options = context.FunctionCallOptions(before.executor_type, config)
     try:
         yield

@@ -29,7 +29,6 @@ _REPLAYABLE = (_IN_PLACE - kinds("Softmax LogSoftmax AddN")) | kinds("Cast Conca
 # oneDNN pairs a pooling op with its gradient through this edge, and gives other bits where it cannot
 _PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 AvgPool AvgPool3D LRN FusedBatchNormV3")
 
-_FOLDED = kinds("Add AddV2 Sub Mul Div RealDiv")
 _PRECISIONS = {tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
@@ -208,22 +207,13 @@ def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout)
     tensor = life.tensor
     if tensor is None or life.lasting or life.nbytes < min_nbytes or not life.uses:
         return storage
-    if tensor.op.type in _PAIRED or tensor.op.type in NESTED or _is_folded(tensor) or matches(life.label, leave):
+    if tensor.op.type in _PAIRED or tensor.op.type in NESTED or matches(life.label, leave):
         return storage
     moments = [life.writers[-1], *life.uses]
     j = max(range(1, len(moments)), key=lambda i: moments[i] - moments[i - 1])
     if moments[j] - moments[j - 1] < 2 or any(_sums_in_any_order(unit) for unit in map(layout.units.__getitem__, moments[1:j])):
         return storage
     return replace(storage, saved_at=moments[0] + 1, idle_after=moments[j - 1], wanted_at=moments[j])
-
-
-def _is_folded(tensor: tf.Tensor) -> bool:
-    """Whether constant folding may join the op that makes a tensor with one that reads it: (x * y) * 3 becomes x * (y * 3)."""
-    return tensor.op.type in _FOLDED and any(_has_constant(reader) for reader in tensor.consumers())
-
-
-def _has_constant(op: Any) -> bool:
-    return op.type in _FOLDED and any(t.op.type == "Const" for t in op.inputs)
 
 
 def _sums_in_any_order(unit: Unit) -> bool:
