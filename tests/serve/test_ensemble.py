@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import Question, ask, wait_until
-from models import save_lookup, save_scale, save_sum, write_config
+from models import save_graph, save_lookup, save_scale, save_sum, tensor, write_config
+from onnx import helper
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest, NotFound
+from tensorferry.serve.faults import InvalidRequest, ModelFault, NotFound
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.repository import Repository
 
@@ -106,6 +107,34 @@ def test_its_models_may_be_swapped_and_it_loads_what_it_needs(root: Path, reposi
     wait_until(lambda: not repository.models())
     with pytest.raises(NotFound):
         repository.find("double", "")
+
+
+def test_a_part_that_breaks_in_an_unforeseen_way_fails_the_request_alone(root: Path, repository: Repository) -> None:
+    write_config(root, "six", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'm')} {step('triple', 'm', 'OUT')} }}")
+    repository.load("six")
+    ensemble, triple = repository.find("six", ""), repository.find("triple", "")
+    levels = triple.scheduler.queue.levels
+    taken = dict(levels)
+    levels.clear()  # nothing can be queued now
+    for _ in range(2):
+        with pytest.raises(ModelFault, match="KeyError"):
+            ask(ensemble, IN=X)
+    levels.update(taken)
+    np.testing.assert_array_equal(ask(ensemble, IN=X)["OUT"], 6 * X)
+    assert ensemble.under_way == set()
+
+
+def test_a_part_swapped_for_one_with_other_outputs_fails_the_request_alone(root: Path, repository: Repository) -> None:
+    write_config(root, "twice", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'OUT')} }}")
+    repository.load("twice")
+    nodes = [helper.make_node("Identity", ["x"], ["z"])]
+    ends = [tensor(name, "FP32", ["batch", 4]) for name in "xz"]
+    save_graph(root / "double" / "1" / "model.onnx", nodes, ends[:1], ends[1:])
+    repository.load("double")
+    ensemble = repository.find("twice", "")
+    with pytest.raises(ModelFault, match="without the output y"):
+        ask(ensemble, IN=X)
+    assert ensemble.under_way == set()
 
 
 def test_cancelling_drops_the_steps_that_wait(root: Path, repository: Repository) -> None:

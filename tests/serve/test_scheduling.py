@@ -9,11 +9,12 @@ import pytest
 from asking import Question, ask, wait_until
 from models import save_graph, save_lookup, save_scale, tensor, write_config
 from onnx import TensorProto, helper
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.cache import ResponseCache, make_key
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, Unavailable
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.model import RequestTicket, RuntimeModel, Urgency
@@ -112,6 +113,37 @@ def test_a_request_that_fails_does_not_fail_its_batch() -> None:
     assert isinstance(behind.answers[-3], InvalidRequest)
     assert float(behind.answers[2][0][0, 0]) == 4
     assert float(behind.answers[4][0][0, 0]) == 8
+
+
+@pytest.mark.parametrize("runs_here", [False, True])
+def test_an_answer_that_cannot_be_told_ends_neither_the_instance_nor_its_batch(runs_here: bool) -> None:
+    def refuse(outcome: object) -> None:
+        raise KeyError(5)
+
+    behind = Behind(BatchPolicy(max_batch_size=1), spare=Gate() if runs_here else None)
+    gate = behind.scheduler.spare or behind.gates[0]
+    assert isinstance(gate, Gate)
+    gate.passes.release(2)
+    for value in (1, 2):
+        behind.scheduler.num_quick = 1000 if runs_here else 0
+        if value == 1:
+            behind.scheduler.submit(Job({"x": np.ones((1, 1), np.float32)}, 1, (), refuse))
+        else:
+            behind.submit(value)
+    behind.scheduler.close()
+    assert gate.batches == [[1], [2]]
+    assert float(behind.answers[2][0][0, 0]) == 4
+
+
+def test_an_output_that_cannot_be_finished_is_an_error_of_its_request() -> None:
+    spec = ModelSpec("odd", 8, SPEC.inputs, (TensorSpec("y", "INVALID", (-1, 1)),))
+    gate = Gate()
+    gate.passes.release(1)
+    scheduler = Scheduler(spec, BatchPolicy(), [Instance(gate)], Stats(), limiter=Limiter(), cork=Cork(), name="odd")
+    model = RuntimeModel(1, ModelConfig(), spec, gate, scheduler, None)
+    with pytest.raises(ModelFault, match="KeyError: 'INVALID'"):
+        ask(model, x=np.ones((1, 1), np.float32))
+    model.close()
 
 
 def test_instances_run_side_by_side() -> None:

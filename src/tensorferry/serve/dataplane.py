@@ -15,7 +15,7 @@ from typing import Any
 from tensorferry import __version__
 from tensorferry.serve.classify import classify
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable, as_fault
 from tensorferry.serve.logs import LOGGER
 from tensorferry.serve.model import Model, Outputs, Ticket, Urgency
 from tensorferry.serve.repository import Repository, VersionState
@@ -231,11 +231,8 @@ class Journey:
             return
         try:
             response = self._respond(outcome)
-        except RequestFault as fault:
-            self.answer(fault)
-            return
         except Exception as error:
-            self.answer(ModelFault(f"{type(error).__name__}: {error}"))
+            self.answer(as_fault(error))
             return
         self.answer(response)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import ModelFault, RequestFault
+from tensorferry.serve.faults import ModelFault, RequestFault, as_fault
 from tensorferry.serve.model import Done, Model, Outputs, Ticket, Urgency, reason_of
 from tensorferry.serve.scheduler import Closed
 from tensorferry.serve.spec import ModelSpec
@@ -131,8 +131,8 @@ class EnsembleTicket:
                 ticket = model.submit(inputs, self.urgency, lambda outcome: self._finish_step(step, outcome))
             except Closed:
                 continue
-            except RequestFault as fault:
-                self._end(fault)
+            except Exception as error:  # whatever it is, the request must end: `close` waits for it
+                self._end(as_fault(error))
                 return
             with self.lock:
                 self.tickets.append(ticket)
@@ -142,6 +142,11 @@ class EnsembleTicket:
     def _finish_step(self, step: Step, outcome: Outputs | RequestFault) -> None:
         if isinstance(outcome, RequestFault):
             self._end(type(outcome)(f"in step '{step.model_name}': {outcome}"))
+            return
+        missing = step.outputs.keys() - outcome.keys()
+        if missing:
+            lacking = ", ".join(sorted(missing))
+            self._end(ModelFault(f"model '{step.model_name}' was swapped for one without the output {lacking}"))
             return
         with self.lock:
             self.tensors.update({ours: outcome[theirs] for theirs, ours in step.outputs.items()})

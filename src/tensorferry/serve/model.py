@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tensorferry.serve.batching import batch_key
 from tensorferry.serve.cache import ResponseCache, make_key
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.queueing import Job
 from tensorferry.serve.runtimes.runtime import Runtime
 from tensorferry.serve.scheduler import Scheduler
@@ -87,8 +87,8 @@ class RequestTicket:
             outputs = {
                 spec.name: finish_output(model, spec, array) for spec, array in zip(model.spec.outputs, outcome, strict=True)
             }
-        except RequestFault as fault:
-            self.fail(fault)
+        except Exception as error:
+            self.fail(as_fault(error))
             return
         if self.key is not None and model.cache is not None:
             model.cache.put(self.key, outputs)

@@ -5,6 +5,7 @@ quick is therefore run by the thread that brings the requests, in place of an id
 that was not is worth several of them: on a busy machine any batch may be interrupted. A truly slow batch ends it at once.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tensorferry.serve.batching import merge, split
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.queueing import BatchPolicy, Job, JobQueue
 from tensorferry.serve.runtimes.runtime import Runner
@@ -20,6 +21,7 @@ from tensorferry.serve.spec import ModelSpec
 from tensorferry.serve.stats import BatchTimes, Stats
 from tensorferry.serve.tensors import Array
 
+_LOG = logging.getLogger("tensorferry.serve")
 _QUICK_NANOSECONDS = 150_000  # about what handing a batch over and back takes
 _QUICK_NANOSECONDS_EACH = 10_000  # for each of its requests; to read and answer one takes several times as long
 _SLOW_NANOSECONDS = 2_000_000  # so long the thread that brings the requests must not be away from them
@@ -119,11 +121,13 @@ class Scheduler:
                     return True
                 self.num_running += 1
                 self.is_spare_busy = True
-            _refuse_late(taken.late)
-            if taken.batch:
-                self._run(self.spare, taken.batch)
-            self.is_spare_busy = False
-            self._leave()
+            try:
+                _refuse_late(taken.late)
+                if taken.batch:
+                    self._run(self.spare, taken.batch)
+            finally:
+                self.is_spare_busy = False
+                self._leave()
             if not len(self.queue):
                 return True
             if self.num_quick < _MIN_QUICK_BATCHES:
@@ -138,12 +142,14 @@ class Scheduler:
 
     def _serve(self, instance: Instance) -> None:
         while (batch := self._take()) is not None:
-            if instance.needs:
-                with self.limiter.lease(instance.needs, instance.priority):
+            try:
+                if instance.needs:
+                    with self.limiter.lease(instance.needs, instance.priority):
+                        self._run(instance.runner, batch)
+                else:
                     self._run(instance.runner, batch)
-            else:
-                self._run(instance.runner, batch)
-            self._leave()
+            finally:
+                self._leave()
             # what a batch held must not live until the next one comes
             del batch
         instance.runner.close()
@@ -204,7 +210,7 @@ class Scheduler:
             for job in batch:
                 self._run(runner, [job])
             return
-        fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
+        fault = as_fault(error)
         for job in batch:
             _finish(job, fault)
 
@@ -229,4 +235,7 @@ def _finish(job: Job, outcome: list[Array] | RequestFault) -> None:
     if isinstance(outcome, InvalidRequest | ModelFault) and outcome.__traceback__ is not None:
         # the frames of the traceback would keep the whole batch alive for as long as someone holds the error
         outcome = outcome.with_traceback(None)
-    job.done(outcome)
+    try:
+        job.done(outcome)
+    except Exception:  # the instance and the rest of the batch go on
+        _LOG.exception("an answer could not be told")
