@@ -119,6 +119,10 @@ class JobQueue:
                     is_full = job.key == taken.batch[0].key
             num_seen += len(looked_at)
         self._settle(taken, is_full, now)
+        if taken.wait_seconds is not None:
+            # those that went behind the others because they were late have no time left to lose
+            times = [job.deadline - now for _, jobs in seen for job in jobs if job.deadline is not None and job.deadline > now]
+            taken.wait_seconds = min([taken.wait_seconds, *times])
         if num_seen > len(taken.batch):
             _put_back(seen, taken.batch)
         return taken
