@@ -167,12 +167,18 @@ def test_ensembles_that_call_each_other_are_refused_and_not_waited_for(root: Pat
         (step("double", "nothing", "OUT"), "makes nothing"),
         (step("double", "IN", "m"), "makes its output 'OUT'"),
         (step("double", "IN", "IN"), "is made twice"),
-        (step("double", "IN", "OUT", ("z", "y")), "does not fit the input 'z'"),
+        (step("double", "IN", "OUT", ("z", "y")), "has no input 'z'"),
+        (step("wide", "IN", "OUT"), r"'IN' of FP32 \[-1, 4\] does not fit the input 'x' of 'wide', which is FP32 \[-1, 5\]"),
+        (step("widen", "IN", "OUT"), r"makes its output 'OUT' of FP32 \[-1, 4\]"),
+        (step("widen", "IN", "m") + step("double", "m", "OUT"), "'m' of .* does not fit the input 'x' of 'double'"),
         (step("double", "IN", "OUT", ("x", "z")), "has no output 'z'"),
         (step("self", "IN", "OUT"), "calls itself: self > self"),
     ],
 )
 def test_an_ensemble_that_could_never_answer_is_refused(root: Path, repository: Repository, steps: str, says: str) -> None:
+    save_scale(root, "wide", 1.0, num_columns=5)
+    ends = [tensor("x", "FP32", ["batch", 4]), tensor("y", "FP32", ["batch", 8])]
+    save_graph(root / "widen" / "1" / "model.onnx", [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], ends[:1], ends[1:])
     write_config(root, "self", f"{ENDS} ensemble_scheduling {{ {steps} }}")
     with pytest.raises(BadModel, match=says):
         repository.load("self")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import Question, ask, wait_until
+from google.protobuf import text_format
 from models import save_graph, save_lookup, save_scale, tensor, write_config
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -21,7 +22,7 @@ from tensorferry.serve.model import RequestTicket, RuntimeModel, Urgency
 from tensorferry.serve.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.repository import Repository
 from tensorferry.serve.scheduler import Instance, Scheduler
-from tensorferry.serve.spec import ModelSpec, TensorSpec
+from tensorferry.serve.spec import ModelSpec, TensorSpec, make_spec
 from tensorferry.serve.stats import Stats
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
@@ -397,6 +398,41 @@ def test_priorities_and_queue_limits_come_from_the_configuration(root: Path, rep
     np.testing.assert_array_equal(Question(model, Urgency(priority=3), x=X).answer()["y"], 2 * X)
     with pytest.raises(InvalidRequest, match="priority 9"):
         Question(model, Urgency(priority=9), x=X)
+
+
+ENDS = 'input {{ name: "x" data_type: TYPE_FP32 dims: {0} }} output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}'
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 5 }",
+            "a default_priority_level of 5 and 2 priority_levels",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 priority_queue_policy { key: 3 value { max_queue_size: 1 } } }",
+            "a priority_queue_policy for level 3 and 2 priority_levels",
+        ),
+        ("dynamic_batching { preferred_batch_size: [4, 9] }", "a preferred_batch_size of 9; expected 1 to its max_batch_size, 8"),
+        ("instance_group { count: -1 }", "an instance_group with a count of -1"),
+        (ENDS.format("3 reshape { shape: [4] }"), r"has the dims \[3\], which cannot be reshaped to \[4\]"),
+        (ENDS.format("-1 reshape { shape: [4] }"), r"has the dims \[-1\], which cannot be reshaped to \[4\]"),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused(root: Path, config: str, says: str, repository: Repository) -> None:
+    save_scale(root, "model", 2.0)
+    write_config(root, "model", f"max_batch_size: 8 {config}")
+    num_threads = threading.active_count()
+    with pytest.raises(BadModel, match=says):
+        repository.load("model")
+    assert threading.active_count() == num_threads
+
+
+@pytest.mark.parametrize("ends", ['input { name: "x" dims: 1 }', 'output { name: "y" dims: 1 }'])
+def test_a_tensor_without_a_datatype_is_refused_where_the_model_does_not_tell_it(ends: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="of model 'silent' has no data_type"):
+        make_spec(text_format.Parse(f'name: "silent" {ends}', ModelConfig()), tmp_path)
 
 
 def test_a_cancelled_ticket_is_counted_and_never_answered(root: Path, repository: Repository) -> None:

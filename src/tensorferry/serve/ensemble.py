@@ -7,14 +7,14 @@ without it. Steps run in the threads of the models that they call, nothing waits
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import ModelFault, RequestFault, as_fault
 from tensorferry.serve.model import Done, Model, Outputs, Ticket, Urgency, reason_of
 from tensorferry.serve.scheduler import Closed
-from tensorferry.serve.spec import ModelSpec
+from tensorferry.serve.spec import ModelSpec, TensorSpec
 from tensorferry.serve.stats import Stats
 from tensorferry.serve.tensors import Array
 
@@ -185,10 +185,10 @@ def read_steps(config: Any) -> list[Step]:
 
 
 def _check_steps(steps: list[Step], spec: ModelSpec, find: FindModel) -> None:
-    """Refuse an ensemble that could never answer: unknown names, datatypes that do not meet, tensors nobody makes."""
+    """Refuse an ensemble that could never answer: unknown names, types or sizes that do not meet, tensors nobody makes."""
     if not steps:
         raise BadModel(f"the ensemble '{spec.name}' has no steps")
-    made = {tensor.name: tensor.datatype for tensor in spec.inputs}
+    made = {tensor.name: replace(tensor, shape=tensor.inner_shape(spec.is_batched)) for tensor in spec.inputs}
     waiting = list(steps)
     while waiting:
         ready = [step for step in waiting if made.keys() >= set(step.inputs.values())]
@@ -199,17 +199,34 @@ def _check_steps(steps: list[Step], spec: ModelSpec, find: FindModel) -> None:
             waiting.remove(step)
             _check_step(step, spec, find(step.model_name, step.model_version), made)
     for output in spec.outputs:
-        if made.get(output.name) != output.datatype:
-            raise BadModel(f"nothing in the ensemble '{spec.name}' makes its output '{output.name}' of {output.datatype}")
+        if output.name not in made or not _meet(made[output.name], output):
+            raise BadModel(f"nothing in the ensemble '{spec.name}' makes its output '{output.name}' of {_describe(output)}")
 
 
-def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, str]) -> None:
+def _meet(given: TensorSpec, taken: TensorSpec) -> bool:
+    """Whether what is given may be what is taken; a shape of no sizes is one that the model's file does not tell."""
+    if given.datatype != taken.datatype:
+        return False
+    if not given.shape or not taken.shape:
+        return True
+    pairs = zip(given.shape, taken.shape, strict=False)
+    return len(given.shape) == len(taken.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def _describe(tensor: TensorSpec) -> str:
+    return f"{tensor.datatype} {list(tensor.shape)}"
+
+
+def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, TensorSpec]) -> None:
     taken = {tensor.name: tensor for tensor in model.spec.inputs}
     given = {tensor.name: tensor for tensor in model.spec.outputs}
     for theirs, ours in step.inputs.items():
-        if theirs not in taken or taken[theirs].datatype != made[ours]:
+        if theirs not in taken:
+            raise BadModel(f"ensemble '{spec.name}': '{model.name}' has no input '{theirs}'")
+        if not _meet(made[ours], taken[theirs]):
             raise BadModel(
-                f"ensemble '{spec.name}': '{ours}' of {made[ours]} does not fit the input '{theirs}' of '{model.name}'"
+                f"ensemble '{spec.name}': '{ours}' of {_describe(made[ours])} does not fit the input '{theirs}' of "
+                f"'{model.name}', which is {_describe(taken[theirs])}"
             )
     missing = [name for name, tensor in taken.items() if not tensor.optional and name not in step.inputs]
     if missing:
@@ -219,7 +236,7 @@ def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, str])
             raise BadModel(f"ensemble '{spec.name}': '{model.name}' has no output '{theirs}'")
         if ours in made:
             raise BadModel(f"ensemble '{spec.name}': '{ours}' is made twice")
-        made[ours] = given[theirs].datatype
+        made[ours] = given[theirs]
     if spec.max_batch_size > model.spec.max_batch_size > 0:
         raise BadModel(
             f"ensemble '{spec.name}' takes batches of {spec.max_batch_size}, "
