@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from asking import Question, ask, wait_until
 from google.protobuf import text_format
-from models import save_graph, save_lookup, save_scale, tensor, write_config
+from models import save_graph, save_identity, save_lookup, save_scale, tensor, write_config
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -27,6 +27,10 @@ from tensorferry.serve.stats import Stats
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 SPEC = ModelSpec("gate", 8, (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),))
+PADDED = (
+    'max_batch_size: 8 parameters { key: "padding" value { string_value: "x=0" } } '
+    "dynamic_batching { max_queue_delay_microseconds: 30000000 preferred_batch_size: 2 }"
+)
 
 
 class Gate:
@@ -297,12 +301,7 @@ def save_cumulative(root: Path, name: str) -> None:
 
 def test_requests_of_different_lengths_share_a_padded_batch(root: Path) -> None:
     save_cumulative(root, "padded")
-    write_config(
-        root,
-        "padded",
-        'max_batch_size: 8 parameters { key: "padding" value { string_value: "x=0" } } '
-        "dynamic_batching { max_queue_delay_microseconds: 30000000 preferred_batch_size: 3 }",
-    )
+    write_config(root, "padded", PADDED.replace("size: 2", "size: 3"))
     repository = Repository(root, Workshop())
     repository.load("padded")
     model = repository.find("padded", "")
@@ -312,6 +311,42 @@ def test_requests_of_different_lengths_share_a_padded_batch(root: Path) -> None:
         answer = question.answer()
         np.testing.assert_array_equal(answer["y"], row.cumsum(axis=1))
         assert answer["total"].tolist() == [row.sum()]
+    assert model.stats.execution_count == 1
+    repository.close()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "num_batches"),
+    [
+        ([(1, 2, 5), (1, 4, 3)], 1),
+        ([(1, 5, 2), (1, 4, 5)], 2),  # both sizes are padded to 5: which is which cannot be told
+        ([(1, 3, 3), (1, 5, 5)], 1),
+    ],
+)
+def test_requests_of_two_variable_sizes_get_their_own_shapes(root: Path, shapes: list[tuple[int, ...]], num_batches: int) -> None:
+    save_identity(root, "same", shape=("batch", "height", "width"))
+    write_config(root, "same", PADDED)
+    repository = Repository(root, Workshop())
+    repository.load("same")
+    model = repository.find("same", "")
+    images = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
+    for image, question in zip(images, [Question(model, x=image) for image in images], strict=True):
+        np.testing.assert_array_equal(question.answer()["y"], image)
+    assert model.stats.execution_count == num_batches
+    repository.close()
+
+
+def test_a_padded_input_may_be_reshaped(root: Path) -> None:
+    save_cumulative(root, "padded")
+    ends = 'input { name: "x" data_type: TYPE_INT64 dims: [-1, 1] reshape { shape: [-1] } }'
+    ends += 'output { name: "y" data_type: TYPE_INT64 dims: [1, -1] reshape { shape: [-1] } }'
+    write_config(root, "padded", f"{PADDED} {ends}")
+    repository = Repository(root, Workshop())
+    repository.load("padded")
+    model = repository.find("padded", "")
+    rows = [np.arange(length).reshape(1, length, 1) for length in (2, 5)]
+    for row, question in zip(rows, [Question(model, x=row) for row in rows], strict=True):
+        np.testing.assert_array_equal(question.answer()["y"], row.cumsum(axis=1).reshape(1, 1, -1))
     assert model.stats.execution_count == 1
     repository.close()
 
