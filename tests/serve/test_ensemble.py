@@ -1,5 +1,6 @@
 """Ensembles: models made of models."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from models import save_graph, save_lookup, save_scale, save_sum, tensor, write_
 from onnx import helper
 
 from tensorferry.errors import BadModel
+from tensorferry.serve.cork import Cork
+from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import InvalidRequest, ModelFault, NotFound
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.repository import Repository
+from tensorferry.serve.settings import Settings
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 ENDS = 'max_batch_size: 8 input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type: TYPE_FP32 dims: 4 }'
@@ -107,6 +111,19 @@ def test_its_models_may_be_swapped_and_it_loads_what_it_needs(root: Path, reposi
     wait_until(lambda: not repository.models())
     with pytest.raises(NotFound):
         repository.find("double", "")
+
+
+def test_an_ensemble_is_ready_while_its_parts_are(root: Path, repository: Repository) -> None:
+    write_config(root, "twice", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'OUT')} }}")
+    repository.load("twice")
+    loop = asyncio.new_event_loop()
+    plane = DataPlane(repository, Settings(), loop, Cork(), allows_control=True)
+    assert plane.is_model_ready("twice", "")
+    repository.unload("double")
+    assert not plane.is_model_ready("twice", "")
+    repository.load("double")
+    assert plane.is_model_ready("twice", "")
+    loop.close()
 
 
 def test_a_part_that_breaks_in_an_unforeseen_way_fails_the_request_alone(root: Path, repository: Repository) -> None:

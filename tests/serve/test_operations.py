@@ -113,14 +113,15 @@ def test_the_log_is_structured_and_carries_the_trace(start_server: Start, tmp_pa
     assert span_id != "00f067aa0ba902b7"
     line = server.wait_for("inference")
     assert line["level"] == "info"
-    assert (line["model"], line["protocol"], line["status"], line["request_id"]) == ("double", "http", 200, "mine\n")
+    assert (line["model"], line["version"]) == ("double", "1")
+    assert (line["protocol"], line["status"], line["request_id"]) == ("http", 200, "mine\n")
     assert (line["trace_id"], line["span_id"], line["parent_id"]) == (trace_id, span_id, "00f067aa0ba902b7")
     with client_grpc.InferenceServerClient(server.grpc) as client:
         given = client_grpc.InferInput("x", [1, 4], "FP32")
         given.set_data_from_numpy(X)
         client.infer("double", [given], headers={"traceparent": parent})
     line = server.wait_for("inference")
-    assert (line["protocol"], line["status"], line["trace_id"]) == ("grpc", "OK", trace_id)
+    assert (line["protocol"], line["status"], line["trace_id"], line["version"]) == ("grpc", "OK", trace_id, "1")
 
 
 def test_health_is_answered_while_models_load(start_server: Start, tmp_path: Path) -> None:

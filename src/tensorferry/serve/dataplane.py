@@ -131,10 +131,9 @@ class DataPlane:
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether the model would take a request now."""
         try:
-            self.find(name, version)
+            return not self.is_draining and self.find(name, version).is_ready
         except RequestFault:
             return False
-        return not self.is_draining
 
     def find(self, name: str, version: str) -> Model:
         """The loaded model; raises NotFound or Unavailable."""

@@ -53,6 +53,14 @@ class EnsembleModel:
         """Requests wait in the queues of the models they call, not here."""
         return 0
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that it calls is there."""
+        try:
+            return all(self.find(step.model_name, step.model_version).is_ready for step in self.steps)
+        except RequestFault:
+            return False
+
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start every step that only reads the request's own inputs."""
         started = time.perf_counter_ns()

@@ -49,6 +49,10 @@ class Model(Protocol):
     def num_waiting(self) -> int:
         """How many requests wait for an instance."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be answered."""
+
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
@@ -127,6 +131,11 @@ class RuntimeModel:
     def num_waiting(self) -> int:
         """How many requests wait for an instance."""
         return self.scheduler.num_waiting
+
+    @property
+    def is_ready(self) -> bool:
+        """What is loaded is ready."""
+        return True
 
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> RequestTicket:
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""

@@ -58,13 +58,13 @@ def _submit(plane: DataPlane, request: InferRequest, trace: Trace | None, answer
         return plane.submit(request, answer)
     started = time.perf_counter()
 
-    def log(status: Status) -> None:
-        log_request(request, "grpc", status.name, time.perf_counter() - started, trace)
+    def log(outcome: InferResponse | FerryError, status: Status) -> None:
+        log_request(request, outcome, "grpc", status.name, time.perf_counter() - started, trace)
 
     try:
-        return plane.submit(request, lambda outcome: log(answer(outcome)))
+        return plane.submit(request, lambda outcome: log(outcome, answer(outcome)))
     except FerryError as error:
-        log(status_of(error))
+        log(error, status_of(error))
         raise
 
 
