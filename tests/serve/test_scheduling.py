@@ -1,6 +1,7 @@
 """Models under concurrent requests: batches, instances, limits, padding, cache, cancellation."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -118,6 +119,18 @@ def test_a_request_that_fails_does_not_fail_its_batch() -> None:
     assert isinstance(behind.answers[-3], InvalidRequest)
     assert float(behind.answers[2][0][0, 0]) == 4
     assert float(behind.answers[4][0][0, 0]) == 8
+
+
+def test_closing_waits_for_no_company() -> None:
+    behind = Behind(BatchPolicy(max_batch_size=8, preferred_sizes=(4,), max_delay_seconds=20.0))
+    behind.gates[0].passes.release(1)
+    behind.submit(1)
+    behind.submit(2)
+    started = time.monotonic()
+    behind.scheduler.close()
+    assert time.monotonic() - started < 10
+    assert behind.gates[0].batches == [[1, 2]]
+    assert len(behind.answers) == 2
 
 
 @pytest.mark.parametrize("runs_here", [False, True])

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorferry.serve.batching import merge, split
 from tensorferry.serve.cork import Cork
@@ -102,6 +102,8 @@ class Scheduler:
         """Take no more jobs, finish those that wait, and end the threads and their runners."""
         with self.changed:
             self.is_closed = True
+            # nobody comes any more, so nobody is waited for
+            self.queue.policy = replace(self.queue.policy, preferred_sizes=(), max_delay_seconds=0.0)
             self.changed.notify_all()
         for thread in self.threads:
             thread.join()
@@ -165,8 +167,7 @@ class Scheduler:
                 elif not taken.late:
                     if self.is_closed and not len(self.queue):
                         return None
-                    # a closing scheduler no longer waits for company
-                    self.changed.wait(0.001 if self.is_closed else taken.wait_seconds)
+                    self.changed.wait(taken.wait_seconds)
                     continue
             _refuse_late(taken.late)
             if taken.batch:
