@@ -1,17 +1,22 @@
 """Ensembles: models made of models."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from asking import Question, ask, wait_until
-from models import save_lookup, save_scale, save_sum, write_config
+from models import save_graph, save_lookup, save_scale, save_sum, tensor, write_config
+from onnx import helper
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest, NotFound
+from tensorferry.serve.cork import Cork
+from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.faults import InvalidRequest, ModelFault, NotFound
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.repository import Repository
+from tensorferry.serve.settings import Settings
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 ENDS = 'max_batch_size: 8 input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type: TYPE_FP32 dims: 4 }'
@@ -108,6 +113,47 @@ def test_its_models_may_be_swapped_and_it_loads_what_it_needs(root: Path, reposi
         repository.find("double", "")
 
 
+def test_an_ensemble_is_ready_while_its_parts_are(root: Path, repository: Repository) -> None:
+    write_config(root, "twice", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'OUT')} }}")
+    repository.load("twice")
+    loop = asyncio.new_event_loop()
+    plane = DataPlane(repository, Settings(), loop, Cork(), allows_control=True)
+    assert plane.is_model_ready("twice", "")
+    repository.unload("double")
+    assert not plane.is_model_ready("twice", "")
+    repository.load("double")
+    assert plane.is_model_ready("twice", "")
+    loop.close()
+
+
+def test_a_part_that_breaks_in_an_unforeseen_way_fails_the_request_alone(root: Path, repository: Repository) -> None:
+    write_config(root, "six", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'm')} {step('triple', 'm', 'OUT')} }}")
+    repository.load("six")
+    ensemble, triple = repository.find("six", ""), repository.find("triple", "")
+    levels = triple.scheduler.queue.levels
+    taken = dict(levels)
+    levels.clear()  # nothing can be queued now
+    for _ in range(2):
+        with pytest.raises(ModelFault, match="KeyError"):
+            ask(ensemble, IN=X)
+    levels.update(taken)
+    np.testing.assert_array_equal(ask(ensemble, IN=X)["OUT"], 6 * X)
+    assert ensemble.under_way == set()
+
+
+def test_a_part_swapped_for_one_with_other_outputs_fails_the_request_alone(root: Path, repository: Repository) -> None:
+    write_config(root, "twice", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'OUT')} }}")
+    repository.load("twice")
+    nodes = [helper.make_node("Identity", ["x"], ["z"])]
+    ends = [tensor(name, "FP32", ["batch", 4]) for name in "xz"]
+    save_graph(root / "double" / "1" / "model.onnx", nodes, ends[:1], ends[1:])
+    repository.load("double")
+    ensemble = repository.find("twice", "")
+    with pytest.raises(ModelFault, match="without the output y"):
+        ask(ensemble, IN=X)
+    assert ensemble.under_way == set()
+
+
 def test_cancelling_drops_the_steps_that_wait(root: Path, repository: Repository) -> None:
     write_config(root, "double", "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100000 }")
     write_config(root, "six", f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'm')} {step('triple', 'm', 'OUT')} }}")
@@ -138,12 +184,18 @@ def test_ensembles_that_call_each_other_are_refused_and_not_waited_for(root: Pat
         (step("double", "nothing", "OUT"), "makes nothing"),
         (step("double", "IN", "m"), "makes its output 'OUT'"),
         (step("double", "IN", "IN"), "is made twice"),
-        (step("double", "IN", "OUT", ("z", "y")), "does not fit the input 'z'"),
+        (step("double", "IN", "OUT", ("z", "y")), "has no input 'z'"),
+        (step("wide", "IN", "OUT"), r"'IN' of FP32 \[-1, 4\] does not fit the input 'x' of 'wide', which is FP32 \[-1, 5\]"),
+        (step("widen", "IN", "OUT"), r"makes its output 'OUT' of FP32 \[-1, 4\]"),
+        (step("widen", "IN", "m") + step("double", "m", "OUT"), "'m' of .* does not fit the input 'x' of 'double'"),
         (step("double", "IN", "OUT", ("x", "z")), "has no output 'z'"),
         (step("self", "IN", "OUT"), "calls itself: self > self"),
     ],
 )
 def test_an_ensemble_that_could_never_answer_is_refused(root: Path, repository: Repository, steps: str, says: str) -> None:
+    save_scale(root, "wide", 1.0, num_columns=5)
+    ends = [tensor("x", "FP32", ["batch", 4]), tensor("y", "FP32", ["batch", 8])]
+    save_graph(root / "widen" / "1" / "model.onnx", [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], ends[:1], ends[1:])
     write_config(root, "self", f"{ENDS} ensemble_scheduling {{ {steps} }}")
     with pytest.raises(BadModel, match=says):
         repository.load("self")

@@ -109,6 +109,7 @@ def test_a_stream_answers_in_order_and_goes_on_after_an_error(client: Any) -> No
             continue
         assert error is None
         assert result.get_response().id == str(i)
+        assert result.get_response().parameters["triton_final_response"].bool_param is True
         np.testing.assert_array_equal(result.as_numpy("y"), 2 * (X + i))
     client.stop_stream()
 

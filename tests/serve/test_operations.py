@@ -1,5 +1,6 @@
 """Running it for real: health, metrics, logs, limits, keys, TLS, traces, draining."""
 
+import contextlib
 import hashlib
 import json
 import queue
@@ -51,6 +52,12 @@ def save_slow(root: Path, name: str, num_steps: int) -> None:
         [tensor(f"h{num_steps}", "FP32", [edge, edge])],
         [helper.make_tensor("w", TensorProto.FLOAT, weights.shape, weights.tobytes(), raw=True)],
     )
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started, from any of its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def slow_body() -> bytes:
@@ -106,14 +113,15 @@ def test_the_log_is_structured_and_carries_the_trace(start_server: Start, tmp_pa
     assert span_id != "00f067aa0ba902b7"
     line = server.wait_for("inference")
     assert line["level"] == "info"
-    assert (line["model"], line["protocol"], line["status"], line["request_id"]) == ("double", "http", 200, "mine\n")
+    assert (line["model"], line["version"]) == ("double", "1")
+    assert (line["protocol"], line["status"], line["request_id"]) == ("http", 200, "mine\n")
     assert (line["trace_id"], line["span_id"], line["parent_id"]) == (trace_id, span_id, "00f067aa0ba902b7")
     with client_grpc.InferenceServerClient(server.grpc) as client:
         given = client_grpc.InferInput("x", [1, 4], "FP32")
         given.set_data_from_numpy(X)
         client.infer("double", [given], headers={"traceparent": parent})
     line = server.wait_for("inference")
-    assert (line["protocol"], line["status"], line["trace_id"]) == ("grpc", "OK", trace_id)
+    assert (line["protocol"], line["status"], line["trace_id"], line["version"]) == ("grpc", "OK", trace_id, "1")
 
 
 def test_health_is_answered_while_models_load(start_server: Start, tmp_path: Path) -> None:
@@ -147,6 +155,33 @@ def test_sigterm_lets_requests_under_way_finish(start_server: Start, tmp_path: P
     asker.join()
     assert answers == [200]
     assert [line["message"] for line in server.lines][-1] == "stopped"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_batch_that_takes_longer_does_not_hold_the_exit(start_server: Start, tmp_path: Path, isolation: str) -> None:
+    save_slow(tmp_path, "slow", 8000)
+    write_config(tmp_path, "slow", f'parameters {{ key: "isolation" value {{ string_value: "{isolation}" }} }}')
+    server = start_server(tmp_path, "--exit-timeout-secs", "0.5")
+    family = [server.process.pid, *children_of(server.process.pid)]
+
+    def ask() -> None:
+        with contextlib.suppress(OSError):
+            fetch(f"http://{server.http}/v2/models/slow/infer", slow_body(), **slow_headers())
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    while b"ferry_requests_under_way 1.0" not in fetch(f"http://{server.http}/metrics")[1]:
+        time.sleep(0.005)
+    time.sleep(0.2)
+    started = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - started < 4
+    asker.join()
+    assert "time to drain is over" in server.lines[-1]["message"]
+    end = time.monotonic() + 2
+    while any(Path(f"/proc/{pid}").exists() for pid in family):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_a_client_that_hangs_up_has_its_request_dropped_from_the_queue(start_server: Start, tmp_path: Path) -> None:

@@ -59,6 +59,21 @@ def test_a_queue_delay_waits_for_a_full_batch_but_not_longer() -> None:
     assert queue.take(2.0).batch == [first, second]
 
 
+def test_a_job_waits_for_company_no_longer_than_its_own_time() -> None:
+    policy = BatchPolicy(max_batch_size=8, max_delay_seconds=3.0, queue=QueuePolicy(allows_own_timeout=True))
+    patient, hasty = make_job(), make_job(key="other", timeout_seconds=0.5)
+    queue = fill(policy, patient, hasty)
+    assert queue.take(0.25).wait_seconds == 0.25
+    taken = queue.take(0.5)
+    assert (taken.batch, taken.late, taken.wait_seconds) == ([], [hasty], 2.5)
+
+
+def test_a_late_job_that_went_behind_the_others_is_not_looked_at_all_the_time() -> None:
+    rules = QueuePolicy(timeout_seconds=0.5, delays_late=True)
+    queue = fill(BatchPolicy(max_batch_size=8, max_delay_seconds=3.0, queue=rules), make_job())
+    assert [queue.take(now).wait_seconds for now in (0.0, 0.5, 1.0)] == [0.5, 2.5, 2.0]
+
+
 def test_a_job_that_waits_for_company_keeps_its_place_before_younger_ones() -> None:
     policy = BatchPolicy(max_batch_size=2, max_delay_seconds=1.0)
     old, young = make_job(key="a"), make_job(key="b")

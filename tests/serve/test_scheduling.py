@@ -1,30 +1,37 @@
 """Models under concurrent requests: batches, instances, limits, padding, cache, cancellation."""
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from asking import Question, ask, wait_until
-from models import save_graph, save_lookup, save_scale, tensor, write_config
+from google.protobuf import text_format
+from models import save_graph, save_identity, save_lookup, save_scale, tensor, write_config
 from onnx import TensorProto, helper
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.cache import ResponseCache, make_key
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, Unavailable
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.model import RequestTicket, RuntimeModel, Urgency
 from tensorferry.serve.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.repository import Repository
 from tensorferry.serve.scheduler import Instance, Scheduler
-from tensorferry.serve.spec import ModelSpec, TensorSpec
+from tensorferry.serve.spec import ModelSpec, TensorSpec, make_spec
 from tensorferry.serve.stats import Stats
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 SPEC = ModelSpec("gate", 8, (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),))
+PADDED = (
+    'max_batch_size: 8 parameters { key: "padding" value { string_value: "x=0" } } '
+    "dynamic_batching { max_queue_delay_microseconds: 30000000 preferred_batch_size: 2 }"
+)
 
 
 class Gate:
@@ -112,6 +119,49 @@ def test_a_request_that_fails_does_not_fail_its_batch() -> None:
     assert isinstance(behind.answers[-3], InvalidRequest)
     assert float(behind.answers[2][0][0, 0]) == 4
     assert float(behind.answers[4][0][0, 0]) == 8
+
+
+def test_closing_waits_for_no_company() -> None:
+    behind = Behind(BatchPolicy(max_batch_size=8, preferred_sizes=(4,), max_delay_seconds=20.0))
+    behind.gates[0].passes.release(1)
+    behind.submit(1)
+    behind.submit(2)
+    started = time.monotonic()
+    behind.scheduler.close()
+    assert time.monotonic() - started < 10
+    assert behind.gates[0].batches == [[1, 2]]
+    assert len(behind.answers) == 2
+
+
+@pytest.mark.parametrize("runs_here", [False, True])
+def test_an_answer_that_cannot_be_told_ends_neither_the_instance_nor_its_batch(runs_here: bool) -> None:
+    def refuse(outcome: object) -> None:
+        raise KeyError(5)
+
+    behind = Behind(BatchPolicy(max_batch_size=1), spare=Gate() if runs_here else None)
+    gate = behind.scheduler.spare or behind.gates[0]
+    assert isinstance(gate, Gate)
+    gate.passes.release(2)
+    for value in (1, 2):
+        behind.scheduler.num_quick = 1000 if runs_here else 0
+        if value == 1:
+            behind.scheduler.submit(Job({"x": np.ones((1, 1), np.float32)}, 1, (), refuse))
+        else:
+            behind.submit(value)
+    behind.scheduler.close()
+    assert gate.batches == [[1], [2]]
+    assert float(behind.answers[2][0][0, 0]) == 4
+
+
+def test_an_output_that_cannot_be_finished_is_an_error_of_its_request() -> None:
+    spec = ModelSpec("odd", 8, SPEC.inputs, (TensorSpec("y", "INVALID", (-1, 1)),))
+    gate = Gate()
+    gate.passes.release(1)
+    scheduler = Scheduler(spec, BatchPolicy(), [Instance(gate)], Stats(), limiter=Limiter(), cork=Cork(), name="odd")
+    model = RuntimeModel(1, ModelConfig(), spec, gate, scheduler, None)
+    with pytest.raises(ModelFault, match="KeyError: 'INVALID'"):
+        ask(model, x=np.ones((1, 1), np.float32))
+    model.close()
 
 
 def test_instances_run_side_by_side() -> None:
@@ -264,12 +314,7 @@ def save_cumulative(root: Path, name: str) -> None:
 
 def test_requests_of_different_lengths_share_a_padded_batch(root: Path) -> None:
     save_cumulative(root, "padded")
-    write_config(
-        root,
-        "padded",
-        'max_batch_size: 8 parameters { key: "padding" value { string_value: "x=0" } } '
-        "dynamic_batching { max_queue_delay_microseconds: 30000000 preferred_batch_size: 3 }",
-    )
+    write_config(root, "padded", PADDED.replace("size: 2", "size: 3"))
     repository = Repository(root, Workshop())
     repository.load("padded")
     model = repository.find("padded", "")
@@ -279,6 +324,42 @@ def test_requests_of_different_lengths_share_a_padded_batch(root: Path) -> None:
         answer = question.answer()
         np.testing.assert_array_equal(answer["y"], row.cumsum(axis=1))
         assert answer["total"].tolist() == [row.sum()]
+    assert model.stats.execution_count == 1
+    repository.close()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "num_batches"),
+    [
+        ([(1, 2, 5), (1, 4, 3)], 1),
+        ([(1, 5, 2), (1, 4, 5)], 2),  # both sizes are padded to 5: which is which cannot be told
+        ([(1, 3, 3), (1, 5, 5)], 1),
+    ],
+)
+def test_requests_of_two_variable_sizes_get_their_own_shapes(root: Path, shapes: list[tuple[int, ...]], num_batches: int) -> None:
+    save_identity(root, "same", shape=("batch", "height", "width"))
+    write_config(root, "same", PADDED)
+    repository = Repository(root, Workshop())
+    repository.load("same")
+    model = repository.find("same", "")
+    images = [np.random.default_rng(0).random(shape, np.float32) for shape in shapes]
+    for image, question in zip(images, [Question(model, x=image) for image in images], strict=True):
+        np.testing.assert_array_equal(question.answer()["y"], image)
+    assert model.stats.execution_count == num_batches
+    repository.close()
+
+
+def test_a_padded_input_may_be_reshaped(root: Path) -> None:
+    save_cumulative(root, "padded")
+    ends = 'input { name: "x" data_type: TYPE_INT64 dims: [-1, 1] reshape { shape: [-1] } }'
+    ends += 'output { name: "y" data_type: TYPE_INT64 dims: [1, -1] reshape { shape: [-1] } }'
+    write_config(root, "padded", f"{PADDED} {ends}")
+    repository = Repository(root, Workshop())
+    repository.load("padded")
+    model = repository.find("padded", "")
+    rows = [np.arange(length).reshape(1, length, 1) for length in (2, 5)]
+    for row, question in zip(rows, [Question(model, x=row) for row in rows], strict=True):
+        np.testing.assert_array_equal(question.answer()["y"], row.cumsum(axis=1).reshape(1, 1, -1))
     assert model.stats.execution_count == 1
     repository.close()
 
@@ -365,6 +446,41 @@ def test_priorities_and_queue_limits_come_from_the_configuration(root: Path, rep
     np.testing.assert_array_equal(Question(model, Urgency(priority=3), x=X).answer()["y"], 2 * X)
     with pytest.raises(InvalidRequest, match="priority 9"):
         Question(model, Urgency(priority=9), x=X)
+
+
+ENDS = 'input {{ name: "x" data_type: TYPE_FP32 dims: {0} }} output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}'
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            "dynamic_batching { priority_levels: 2 default_priority_level: 5 }",
+            "a default_priority_level of 5 and 2 priority_levels",
+        ),
+        (
+            "dynamic_batching { priority_levels: 2 priority_queue_policy { key: 3 value { max_queue_size: 1 } } }",
+            "a priority_queue_policy for level 3 and 2 priority_levels",
+        ),
+        ("dynamic_batching { preferred_batch_size: [4, 9] }", "a preferred_batch_size of 9; expected 1 to its max_batch_size, 8"),
+        ("instance_group { count: -1 }", "an instance_group with a count of -1"),
+        (ENDS.format("3 reshape { shape: [4] }"), r"has the dims \[3\], which cannot be reshaped to \[4\]"),
+        (ENDS.format("-1 reshape { shape: [4] }"), r"has the dims \[-1\], which cannot be reshaped to \[4\]"),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused(root: Path, config: str, says: str, repository: Repository) -> None:
+    save_scale(root, "model", 2.0)
+    write_config(root, "model", f"max_batch_size: 8 {config}")
+    num_threads = threading.active_count()
+    with pytest.raises(BadModel, match=says):
+        repository.load("model")
+    assert threading.active_count() == num_threads
+
+
+@pytest.mark.parametrize("ends", ['input { name: "x" dims: 1 }', 'output { name: "y" dims: 1 }'])
+def test_a_tensor_without_a_datatype_is_refused_where_the_model_does_not_tell_it(ends: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="of model 'silent' has no data_type"):
+        make_spec(text_format.Parse(f'name: "silent" {ends}', ModelConfig()), tmp_path)
 
 
 def test_a_cancelled_ticket_is_counted_and_never_answered(root: Path, repository: Repository) -> None:

@@ -1,7 +1,8 @@
 """Many requests as one batch, and its outputs back to each.
 
-With padding, rows of different sizes are filled up at the end to the largest of the batch; outputs are cut back. A size is cut
-where the output's own size is variable and equals the padded size, so a request keeps one length for all its padded inputs.
+With padding, rows of different sizes are filled up at the end to the largest of the batch; outputs are cut back. A variable size
+of an output is cut to what the request had of the input size that was padded to it. Where two sizes that a request has apart were
+padded to one, nobody could tell which of them an output shows, so such requests do not share a batch.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from tensorferry.serve.tensors import Array
 Rows = dict[str, Array]
 
 
+class Inseparable(Exception):
+    """Two different sizes of one request would be one in the padded batch: its requests are to be run one by one."""
+
+
 def batch_key(spec: ModelSpec, inputs: Rows) -> tuple[object, ...]:
     """Requests of equal keys may share a batch: same inputs, and same sizes wherever nothing is padded."""
     if not spec.is_padded:
@@ -24,9 +29,11 @@ def batch_key(spec: ModelSpec, inputs: Rows) -> tuple[object, ...]:
 
 
 def merge(spec: ModelSpec, requests: Sequence[Rows]) -> Rows:
-    """One batch of the rows of `requests`, in order."""
+    """One batch of the rows of `requests`, in order; raises Inseparable where its outputs could not be cut apart."""
     if len(requests) == 1:
         return requests[0]
+    if spec.is_padded:
+        _find_own_sizes(spec, requests)
     return {name: _join(spec.by_name[name], [request[name] for request in requests]) for name in requests[0]}
 
 
@@ -57,25 +64,32 @@ def _join(spec: TensorSpec, arrays: list[Array]) -> Array:
 
 
 def _cut(spec: ModelSpec, parts: list[list[Array]], requests: Sequence[Rows]) -> None:
-    lengths = [_padded_length(spec, request) for request in requests]
-    longest = max(lengths)
-    for part, length in zip(parts, lengths, strict=True):
-        if length == longest:
-            continue
+    for part, own_sizes in zip(parts, _find_own_sizes(spec, requests), strict=True):
         for index, (output, tensor) in enumerate(zip(part, spec.outputs, strict=True)):
             cuts = [
-                slice(length) if axis > 0 and size == longest and tensor.shape[axis] == -1 else slice(None)
-                for axis, size in enumerate(output.shape)
+                slice(own_sizes.get(size, size)) if axis > 0 and wanted == -1 else slice(None)
+                for axis, (size, wanted) in enumerate(zip(output.shape, tensor.inner_shape(True), strict=True))
             ]
             part[index] = output[tuple(cuts)]
 
 
-def _padded_length(spec: ModelSpec, request: Rows) -> int:
-    sizes = [
+def _find_own_sizes(spec: ModelSpec, requests: Sequence[Rows]) -> list[dict[int, int]]:
+    """For each request, its own size behind every size of the padded batch that may show up in an output."""
+    if not any(-1 in tensor.inner_shape(True)[1:] for tensor in spec.outputs):
+        return [{} for _ in requests]
+    sizes = [_free_sizes(spec, request) for request in requests]
+    padded = [max(column) for column in zip(*sizes, strict=True)]
+    found = [dict(zip(padded, own, strict=True)) for own in sizes]
+    for own_sizes, own in zip(found, sizes, strict=True):
+        if [own_sizes[size] for size in padded] != own:
+            raise Inseparable
+    return found
+
+
+def _free_sizes(spec: ModelSpec, request: Rows) -> list[int]:
+    return [
         size
         for name, array in request.items()
-        if spec.by_name[name].pad_value is not None
-        for size, wanted in zip(array.shape[1:], spec.by_name[name].shape[1:], strict=True)
+        for size, wanted in zip(array.shape[1:], spec.by_name[name].inner_shape(True)[1:], strict=True)
         if wanted == -1
     ]
-    return max(sizes, default=0)

@@ -94,6 +94,9 @@ def _accept(config: Any, name: str) -> Any:
         raise BadModel(f"model '{name}' is decoupled (many answers to one request), which this server does not do")
     if config.max_batch_size < 0:
         raise BadModel(f"model '{name}' has a max_batch_size of {config.max_batch_size}; expected 0 or more")
+    for group in config.instance_group:
+        if group.count < 0:
+            raise BadModel(f"model '{name}' has an instance_group with a count of {group.count}; expected 0 or more")
     return config
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from tensorferry import __version__
 from tensorferry.serve.classify import classify
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable, as_fault
 from tensorferry.serve.logs import LOGGER
 from tensorferry.serve.model import Model, Outputs, Ticket, Urgency
 from tensorferry.serve.repository import Repository, VersionState
@@ -131,10 +131,9 @@ class DataPlane:
     def is_model_ready(self, name: str, version: str) -> bool:
         """Whether the model would take a request now."""
         try:
-            self.find(name, version)
+            return not self.is_draining and self.find(name, version).is_ready
         except RequestFault:
             return False
-        return not self.is_draining
 
     def find(self, name: str, version: str) -> Model:
         """The loaded model; raises NotFound or Unavailable."""
@@ -231,11 +230,8 @@ class Journey:
             return
         try:
             response = self._respond(outcome)
-        except RequestFault as fault:
-            self.answer(fault)
-            return
         except Exception as error:
-            self.answer(ModelFault(f"{type(error).__name__}: {error}"))
+            self.answer(as_fault(error))
             return
         self.answer(response)
 

@@ -7,14 +7,14 @@ without it. Steps run in the threads of the models that they call, nothing waits
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import ModelFault, RequestFault
+from tensorferry.serve.faults import ModelFault, RequestFault, as_fault
 from tensorferry.serve.model import Done, Model, Outputs, Ticket, Urgency, reason_of
 from tensorferry.serve.scheduler import Closed
-from tensorferry.serve.spec import ModelSpec
+from tensorferry.serve.spec import ModelSpec, TensorSpec
 from tensorferry.serve.stats import Stats
 from tensorferry.serve.tensors import Array
 
@@ -52,6 +52,14 @@ class EnsembleModel:
     def num_waiting(self) -> int:
         """Requests wait in the queues of the models they call, not here."""
         return 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model that it calls is there."""
+        try:
+            return all(self.find(step.model_name, step.model_version).is_ready for step in self.steps)
+        except RequestFault:
+            return False
 
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start every step that only reads the request's own inputs."""
@@ -131,8 +139,8 @@ class EnsembleTicket:
                 ticket = model.submit(inputs, self.urgency, lambda outcome: self._finish_step(step, outcome))
             except Closed:
                 continue
-            except RequestFault as fault:
-                self._end(fault)
+            except Exception as error:  # whatever it is, the request must end: `close` waits for it
+                self._end(as_fault(error))
                 return
             with self.lock:
                 self.tickets.append(ticket)
@@ -142,6 +150,11 @@ class EnsembleTicket:
     def _finish_step(self, step: Step, outcome: Outputs | RequestFault) -> None:
         if isinstance(outcome, RequestFault):
             self._end(type(outcome)(f"in step '{step.model_name}': {outcome}"))
+            return
+        missing = step.outputs.keys() - outcome.keys()
+        if missing:
+            lacking = ", ".join(sorted(missing))
+            self._end(ModelFault(f"model '{step.model_name}' was swapped for one without the output {lacking}"))
             return
         with self.lock:
             self.tensors.update({ours: outcome[theirs] for theirs, ours in step.outputs.items()})
@@ -180,10 +193,10 @@ def read_steps(config: Any) -> list[Step]:
 
 
 def _check_steps(steps: list[Step], spec: ModelSpec, find: FindModel) -> None:
-    """Refuse an ensemble that could never answer: unknown names, datatypes that do not meet, tensors nobody makes."""
+    """Refuse an ensemble that could never answer: unknown names, types or sizes that do not meet, tensors nobody makes."""
     if not steps:
         raise BadModel(f"the ensemble '{spec.name}' has no steps")
-    made = {tensor.name: tensor.datatype for tensor in spec.inputs}
+    made = {tensor.name: replace(tensor, shape=tensor.inner_shape(spec.is_batched)) for tensor in spec.inputs}
     waiting = list(steps)
     while waiting:
         ready = [step for step in waiting if made.keys() >= set(step.inputs.values())]
@@ -194,17 +207,34 @@ def _check_steps(steps: list[Step], spec: ModelSpec, find: FindModel) -> None:
             waiting.remove(step)
             _check_step(step, spec, find(step.model_name, step.model_version), made)
     for output in spec.outputs:
-        if made.get(output.name) != output.datatype:
-            raise BadModel(f"nothing in the ensemble '{spec.name}' makes its output '{output.name}' of {output.datatype}")
+        if output.name not in made or not _meet(made[output.name], output):
+            raise BadModel(f"nothing in the ensemble '{spec.name}' makes its output '{output.name}' of {_describe(output)}")
 
 
-def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, str]) -> None:
+def _meet(given: TensorSpec, taken: TensorSpec) -> bool:
+    """Whether what is given may be what is taken; a shape of no sizes is one that the model's file does not tell."""
+    if given.datatype != taken.datatype:
+        return False
+    if not given.shape or not taken.shape:
+        return True
+    pairs = zip(given.shape, taken.shape, strict=False)
+    return len(given.shape) == len(taken.shape) and all(-1 in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def _describe(tensor: TensorSpec) -> str:
+    return f"{tensor.datatype} {list(tensor.shape)}"
+
+
+def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, TensorSpec]) -> None:
     taken = {tensor.name: tensor for tensor in model.spec.inputs}
     given = {tensor.name: tensor for tensor in model.spec.outputs}
     for theirs, ours in step.inputs.items():
-        if theirs not in taken or taken[theirs].datatype != made[ours]:
+        if theirs not in taken:
+            raise BadModel(f"ensemble '{spec.name}': '{model.name}' has no input '{theirs}'")
+        if not _meet(made[ours], taken[theirs]):
             raise BadModel(
-                f"ensemble '{spec.name}': '{ours}' of {made[ours]} does not fit the input '{theirs}' of '{model.name}'"
+                f"ensemble '{spec.name}': '{ours}' of {_describe(made[ours])} does not fit the input '{theirs}' of "
+                f"'{model.name}', which is {_describe(taken[theirs])}"
             )
     missing = [name for name, tensor in taken.items() if not tensor.optional and name not in step.inputs]
     if missing:
@@ -214,7 +244,7 @@ def _check_step(step: Step, spec: ModelSpec, model: Model, made: dict[str, str])
             raise BadModel(f"ensemble '{spec.name}': '{model.name}' has no output '{theirs}'")
         if ours in made:
             raise BadModel(f"ensemble '{spec.name}': '{ours}' is made twice")
-        made[ours] = given[theirs].datatype
+        made[ours] = given[theirs]
     if spec.max_batch_size > model.spec.max_batch_size > 0:
         raise BadModel(
             f"ensemble '{spec.name}' takes batches of {spec.max_batch_size}, "

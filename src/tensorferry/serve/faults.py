@@ -48,3 +48,12 @@ class Unsupported(RequestFault):
 
 class ModelFault(RequestFault):
     """The model itself failed on a request that looked right."""
+
+
+def as_fault(error: Exception) -> RequestFault:
+    """What a request is told of an error: a fault as it is, anything else as the model's own.
+
+    >>> as_fault(KeyError("y"))
+    ModelFault("KeyError: 'y'")
+    """
+    return error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")

@@ -57,6 +57,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         if complete.max_batch_size and not config.max_batch_size:
             complete = _prove_batching(complete, config, backend, runtime, runners[0])
         spec = make_spec(complete, folder)
+        policy = read_policy(complete, workshop.default_max_queue)
         for runner in runners:
             _warm_up(complete, spec, runner, folder)
     except Exception:
@@ -64,7 +65,6 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
             runner.close()
         runtime.close()
         raise
-    policy = read_policy(complete, workshop.default_max_queue)
     name = f"{config.name}/{version}"
     # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
     has_spare = spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)

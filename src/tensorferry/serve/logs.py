@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from tensorferry.serve.requests import InferRequest
+from tensorferry.serve.requests import InferRequest, InferResponse
 from tensorferry.serve.tracing import Trace
 
 LOGGER = "tensorferry.serve"
@@ -50,11 +50,19 @@ def start_log(is_json: bool, level: int = logging.INFO) -> logging.Handler:
     return handler
 
 
-def log_request(request: InferRequest, protocol: str, status: int | str, seconds: float, trace: Trace | None) -> None:
-    """One line for one inference."""
+def log_request(
+    request: InferRequest,
+    outcome: InferResponse | Exception,
+    protocol: str,
+    status: int | str,
+    seconds: float,
+    trace: Trace | None,
+) -> None:
+    """One line for one inference, with the version that answered where one did."""
+    answered = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version
     fields: dict[str, Any] = {
         "model": request.model_name,
-        "version": request.model_version,
+        "version": answered,
         "protocol": protocol,
         "status": status,
         "milliseconds": round(seconds * 1e3, 3),

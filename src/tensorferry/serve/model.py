@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from tensorferry.serve.batching import batch_key
 from tensorferry.serve.cache import ResponseCache, make_key
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.queueing import Job
 from tensorferry.serve.runtimes.runtime import Runtime
 from tensorferry.serve.scheduler import Scheduler
@@ -49,6 +49,10 @@ class Model(Protocol):
     def num_waiting(self) -> int:
         """How many requests wait for an instance."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be answered."""
+
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
@@ -87,8 +91,8 @@ class RequestTicket:
             outputs = {
                 spec.name: finish_output(model, spec, array) for spec, array in zip(model.spec.outputs, outcome, strict=True)
             }
-        except RequestFault as fault:
-            self.fail(fault)
+        except Exception as error:
+            self.fail(as_fault(error))
             return
         if self.key is not None and model.cache is not None:
             model.cache.put(self.key, outputs)
@@ -127,6 +131,11 @@ class RuntimeModel:
     def num_waiting(self) -> int:
         """How many requests wait for an instance."""
         return self.scheduler.num_waiting
+
+    @property
+    def is_ready(self) -> bool:
+        """What is loaded is ready."""
+        return True
 
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> RequestTicket:
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable
 from tensorferry.serve.tensors import Array
 
@@ -119,6 +120,10 @@ class JobQueue:
                     is_full = job.key == taken.batch[0].key
             num_seen += len(looked_at)
         self._settle(taken, is_full, now)
+        if taken.wait_seconds is not None:
+            # those that went behind the others because they were late have no time left to lose
+            times = [job.deadline - now for _, jobs in seen for job in jobs if job.deadline is not None and job.deadline > now]
+            taken.wait_seconds = min([taken.wait_seconds, *times])
         if num_seen > len(taken.batch):
             _put_back(seen, taken.batch)
         return taken
@@ -153,9 +158,10 @@ class JobQueue:
 
 
 def read_policy(config: Any, default_max_queue: int) -> BatchPolicy:
-    """The policy that a ModelConfig means."""
+    """The policy that a complete ModelConfig means; raises BadModel where it contradicts itself."""
     batching = config.dynamic_batching
     num_levels = batching.priority_levels
+    _check(config)
     # a model with a batch dimension but without dynamic batching takes each request by itself
     max_batch_size = config.max_batch_size if config.HasField("dynamic_batching") else 0
     return BatchPolicy(
@@ -167,6 +173,28 @@ def read_policy(config: Any, default_max_queue: int) -> BatchPolicy:
         queue=_read_queue(batching.default_queue_policy, default_max_queue),
         queues={level: _read_queue(policy, default_max_queue) for level, policy in batching.priority_queue_policy.items()},
     )
+
+
+def _check(config: Any) -> None:
+    batching = config.dynamic_batching
+    num_levels = batching.priority_levels
+    odd = [size for size in batching.preferred_batch_size if not 1 <= size <= config.max_batch_size]
+    if odd:
+        raise BadModel(
+            f"model '{config.name}' has a preferred_batch_size of {odd[0]}; "
+            f"expected 1 to its max_batch_size, {config.max_batch_size}"
+        )
+    if batching.default_priority_level > num_levels:
+        raise BadModel(
+            f"model '{config.name}' has a default_priority_level of {batching.default_priority_level} "
+            f"and {num_levels} priority_levels; expected one of them"
+        )
+    odd = [level for level in batching.priority_queue_policy if not 1 <= level <= num_levels]
+    if odd:
+        raise BadModel(
+            f"model '{config.name}' has a priority_queue_policy for level {odd[0]} and {num_levels} priority_levels; "
+            "expected one of them"
+        )
 
 
 def _read_queue(policy: Any, default_max_queue: int) -> QueuePolicy:

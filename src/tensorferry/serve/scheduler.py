@@ -5,14 +5,15 @@ quick is therefore run by the thread that brings the requests, in place of an id
 that was not is worth several of them: on a busy machine any batch may be interrupted. A truly slow batch ends it at once.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tensorferry.serve.batching import merge, split
 from tensorferry.serve.cork import Cork
-from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable
+from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.queueing import BatchPolicy, Job, JobQueue
 from tensorferry.serve.runtimes.runtime import Runner
@@ -20,6 +21,7 @@ from tensorferry.serve.spec import ModelSpec
 from tensorferry.serve.stats import BatchTimes, Stats
 from tensorferry.serve.tensors import Array
 
+_LOG = logging.getLogger("tensorferry.serve")
 _QUICK_NANOSECONDS = 150_000  # about what handing a batch over and back takes
 _QUICK_NANOSECONDS_EACH = 10_000  # for each of its requests; to read and answer one takes several times as long
 _SLOW_NANOSECONDS = 2_000_000  # so long the thread that brings the requests must not be away from them
@@ -100,6 +102,8 @@ class Scheduler:
         """Take no more jobs, finish those that wait, and end the threads and their runners."""
         with self.changed:
             self.is_closed = True
+            # nobody comes any more, so nobody is waited for
+            self.queue.policy = replace(self.queue.policy, preferred_sizes=(), max_delay_seconds=0.0)
             self.changed.notify_all()
         for thread in self.threads:
             thread.join()
@@ -119,11 +123,13 @@ class Scheduler:
                     return True
                 self.num_running += 1
                 self.is_spare_busy = True
-            _refuse_late(taken.late)
-            if taken.batch:
-                self._run(self.spare, taken.batch)
-            self.is_spare_busy = False
-            self._leave()
+            try:
+                _refuse_late(taken.late)
+                if taken.batch:
+                    self._run(self.spare, taken.batch)
+            finally:
+                self.is_spare_busy = False
+                self._leave()
             if not len(self.queue):
                 return True
             if self.num_quick < _MIN_QUICK_BATCHES:
@@ -138,12 +144,14 @@ class Scheduler:
 
     def _serve(self, instance: Instance) -> None:
         while (batch := self._take()) is not None:
-            if instance.needs:
-                with self.limiter.lease(instance.needs, instance.priority):
+            try:
+                if instance.needs:
+                    with self.limiter.lease(instance.needs, instance.priority):
+                        self._run(instance.runner, batch)
+                else:
                     self._run(instance.runner, batch)
-            else:
-                self._run(instance.runner, batch)
-            self._leave()
+            finally:
+                self._leave()
             # what a batch held must not live until the next one comes
             del batch
         instance.runner.close()
@@ -159,8 +167,7 @@ class Scheduler:
                 elif not taken.late:
                     if self.is_closed and not len(self.queue):
                         return None
-                    # a closing scheduler no longer waits for company
-                    self.changed.wait(0.001 if self.is_closed else taken.wait_seconds)
+                    self.changed.wait(taken.wait_seconds)
                     continue
             _refuse_late(taken.late)
             if taken.batch:
@@ -204,7 +211,7 @@ class Scheduler:
             for job in batch:
                 self._run(runner, [job])
             return
-        fault = error if isinstance(error, RequestFault) else ModelFault(f"{type(error).__name__}: {error}")
+        fault = as_fault(error)
         for job in batch:
             _finish(job, fault)
 
@@ -229,4 +236,7 @@ def _finish(job: Job, outcome: list[Array] | RequestFault) -> None:
     if isinstance(outcome, InvalidRequest | ModelFault) and outcome.__traceback__ is not None:
         # the frames of the traceback would keep the whole batch alive for as long as someone holds the error
         outcome = outcome.with_traceback(None)
-    job.done(outcome)
+    try:
+        job.done(outcome)
+    except Exception:  # the instance and the rest of the batch go on
+        _LOG.exception("an answer could not be told")

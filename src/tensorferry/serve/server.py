@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import ssl
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,21 +30,27 @@ from tensorferry.serve.rest.app import RestApp
 from tensorferry.serve.rpc import http2
 from tensorferry.serve.rpc.limits import MAX_MESSAGE_NBYTES, RpcLimits
 from tensorferry.serve.rpc.service import Service
+from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.settings import Settings
 
 _LOG = logging.getLogger(LOGGER)
 _GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
+_CLOSE_SECONDS = 1.0  # to give everything back, after the time to drain
 _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter: a finished batch should not wait for 5 ms
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    """Serve until SIGTERM or SIGINT, then drain, which ends the process where it takes too long; the exit code."""
     handler = start_log(options.log_json)
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.set_threshold(_GC_THRESHOLD)
+    # a timer and no time-out: a batch, a load or a pool of threads that does not end would be waited for after any of those
+    last_call = threading.Timer(options.drain_seconds + _CLOSE_SECONDS, _end_now)
+    last_call.daemon = True
     try:
-        uvloop.run(_serve_until_told(options))
+        uvloop.run(_serve_until_told(options, last_call))
     finally:
+        last_call.cancel()
         logging.getLogger(LOGGER).removeHandler(handler)
     return 0
 
@@ -143,7 +151,14 @@ class Server:
                 _LOG.exception("the repository could not be polled")
 
 
-async def _serve_until_told(options: ServeOptions) -> None:
+def _end_now() -> None:
+    """End the process with whatever is still under way."""
+    _LOG.warning("the time to drain is over; what is still under way is dropped")
+    kill_workers()
+    os._exit(0)
+
+
+async def _serve_until_told(options: ServeOptions, last_call: threading.Timer) -> None:
     server = Server(options)
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -152,6 +167,7 @@ async def _serve_until_told(options: ServeOptions) -> None:
     try:
         await server.start()
         await told.wait()
+        last_call.start()
         _LOG.info("draining for at most %g seconds", options.drain_seconds)
     finally:
         await server.stop()

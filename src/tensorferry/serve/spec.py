@@ -23,6 +23,10 @@ class TensorSpec:
     labels: tuple[str, ...] = ()
     pad_value: float | None = None  # requests of different sizes are padded with it to one batch
 
+    def inner_shape(self, is_batched: bool) -> tuple[int, ...]:
+        """`shape` as the runtime sees it."""
+        return self.shape if self.reshape is None else self.shape[:is_batched] + self.reshape
+
     def check(self, array: Array, is_batched: bool) -> Array:
         """`array` as the runtime takes it, if it is one of these."""
         if array.dtype != DTYPES[self.datatype]:
@@ -103,10 +107,10 @@ def make_spec(config: Any, folder: Path) -> ModelSpec:
     inputs = tuple(
         TensorSpec(
             name=tensor.name,
-            datatype=datatype_name(tensor.data_type),
+            datatype=_read_datatype(config, tensor),
             shape=((-1,) if is_batched else ()) + tuple(tensor.dims),
             optional=tensor.optional,
-            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+            reshape=_read_reshape(config, tensor),
             pad_value=pads.pop(tensor.name, None),
         )
         for tensor in config.input
@@ -116,9 +120,9 @@ def make_spec(config: Any, folder: Path) -> ModelSpec:
     outputs = tuple(
         TensorSpec(
             name=tensor.name,
-            datatype=datatype_name(tensor.data_type),
+            datatype=_read_datatype(config, tensor),
             shape=((-1,) if is_batched else ()) + tuple(tensor.dims),
-            reshape=tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None,
+            reshape=_read_reshape(config, tensor),
             labels=_read_labels(folder, tensor.label_filename),
         )
         for tensor in config.output
@@ -149,6 +153,39 @@ def fill_sizes(wanted: tuple[int, ...], source: tuple[int, ...], sizes: tuple[in
     """
     variable = iter([size for size, free in zip(sizes, source, strict=False) if free == -1])
     return tuple(next(variable, -1) if size == -1 else size for size in wanted)
+
+
+def _read_datatype(config: Any, tensor: Any) -> str:
+    if not tensor.data_type:
+        raise BadModel(f"'{tensor.name}' of model '{config.name}' has no data_type; the model does not tell it, so name it")
+    return datatype_name(tensor.data_type)
+
+
+def _read_reshape(config: Any, tensor: Any) -> tuple[int, ...] | None:
+    if not tensor.HasField("reshape"):
+        return None
+    dims, shape = tuple(tensor.dims), tuple(tensor.reshape.shape)
+    if _count_between(dims) != _count_between(shape):
+        raise BadModel(
+            f"'{tensor.name}' of model '{config.name}' has the dims {list(dims)}, which cannot be reshaped to {list(shape)}: "
+            "before, between and after variable sizes both must have as many elements"
+        )
+    return shape
+
+
+def _count_between(sizes: tuple[int, ...]) -> list[int]:
+    """The elements before, between and after the variable sizes.
+
+    >>> _count_between((2, 4, -1, 6)), _count_between((8, -1, 1, 6))
+    ([8, 6], [8, 6])
+    """
+    counts = [1]
+    for size in sizes:
+        if size == -1:
+            counts.append(1)
+        else:
+            counts[-1] *= size
+    return counts
 
 
 def _read_labels(folder: Path, filename: str) -> tuple[str, ...]:

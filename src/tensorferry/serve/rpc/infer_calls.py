@@ -58,13 +58,13 @@ def _submit(plane: DataPlane, request: InferRequest, trace: Trace | None, answer
         return plane.submit(request, answer)
     started = time.perf_counter()
 
-    def log(status: Status) -> None:
-        log_request(request, "grpc", status.name, time.perf_counter() - started, trace)
+    def log(outcome: InferResponse | FerryError, status: Status) -> None:
+        log_request(request, outcome, "grpc", status.name, time.perf_counter() - started, trace)
 
     try:
-        return plane.submit(request, lambda outcome: log(answer(outcome)))
+        return plane.submit(request, lambda outcome: log(outcome, answer(outcome)))
     except FerryError as error:
-        log(status_of(error))
+        log(error, status_of(error))
         raise
 
 
@@ -138,7 +138,7 @@ class StreamInfer:
             return self._fail(slot, outcome, name, identity)
         try:
             response = pb.ModelStreamInferResponse(infer_response=write_response(outcome))
-            self._fill(slot, response.SerializeToString())
+            self._fill(slot, response)
         except Exception as error:
             return self._fail(slot, error, name, identity)
         return Status.OK
@@ -150,11 +150,13 @@ class StreamInfer:
         if name or identity:  # clients tell by the id which of their requests failed
             response.infer_response.id = identity
             response.infer_response.model_name = name
-        self._fill(slot, response.SerializeToString())
+        self._fill(slot, response)
         return status_of(error)
 
-    def _fill(self, slot: Slot, answer: bytes) -> None:
-        slot.answer = answer
+    def _fill(self, slot: Slot, response: Any) -> None:
+        # clients of models with many answers wait for the last one; here the first is
+        response.infer_response.parameters["triton_final_response"].bool_param = True
+        slot.answer = response.SerializeToString()
         slot.work = None
         self._send()
 

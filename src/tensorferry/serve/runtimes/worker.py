@@ -102,6 +102,12 @@ class WorkerRunner:
         self.process.close()
 
 
+def kill_workers() -> None:
+    """End every worker process of this one at once, whatever it does."""
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
 def work(connection: Connection, backend: str, options: LoadOptions) -> None:
     """The life of a worker process: load, then run what comes until told to stop or the server is gone."""
     # Ctrl-C and SIGTERM go to the whole group; the server drains first and then ends its workers itself
