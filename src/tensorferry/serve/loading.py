@@ -25,7 +25,7 @@ from tensorferry.serve.runtimes.worker import WorkerRuntime
 from tensorferry.serve.scheduler import Instance, Scheduler
 from tensorferry.serve.spec import ModelSpec, datatype_name, make_spec
 from tensorferry.serve.stats import Stats
-from tensorferry.serve.tensors import DTYPES, Array, decode_bytes
+from tensorferry.serve.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
 
 _LOG = logging.getLogger("tensorferry.serve")
 _GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
@@ -59,12 +59,12 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         spec = make_spec(complete, folder)
         for runner in runners:
             _warm_up(complete, spec, runner, folder)
+        policy = read_policy(complete, workshop.default_max_queue)
     except Exception:
         for runner in runners:
             runner.close()
         runtime.close()
         raise
-    policy = read_policy(complete, workshop.default_max_queue)
     name = f"{config.name}/{version}"
     # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
     has_spare = spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)
@@ -165,8 +165,8 @@ def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None
 
 
 def _warm_input(value: Any, folder: Path, name: str) -> Array:
-    datatype = datatype_name(value.data_type)
-    shape = tuple(value.dims)
+    datatype = check_datatype(datatype_name(value.data_type), name)
+    shape = check_shape(list(value.dims), name)
     match value.WhichOneof("input_data_type"):
         case "input_data_file":
             path = folder / "warmup" / value.input_data_file
