@@ -38,6 +38,7 @@ def test_it_prints_a_line_for_every_concurrency(server: RunningServer, capsys: p
         ("http://{http}", "nothing", "unknown model"),
         ("grpc://{grpc}", "nothing", "unknown model"),
         ("http://127.0.0.1:1", "x", "cannot reach"),
+        ("http://a..b:80", "x", "cannot reach"),
         ("http://localhost:99999", "x", "cannot use the address"),
         ("http://[::1", "x", "cannot use the address"),
         ("ftp://localhost:8000", "x", "cannot use the address"),

@@ -263,7 +263,7 @@ async def _connect(target: Target, request: bytes, tally: Tally) -> HttpLoop:
         _, protocol = await asyncio.get_running_loop().create_connection(
             lambda: HttpLoop(request, tally), parts.hostname or "", parts.port or (443 if is_tls else 80), ssl=is_tls or None
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         raise BadOption(f"cannot reach {target.url}: {error}") from None
     return protocol
 
