@@ -121,6 +121,10 @@ def test_a_broken_newer_version_leaves_the_older_one_serving(root: Path, reposit
     repository.poll()
     np.testing.assert_array_equal(ask(repository.find("model", ""), x=X)["y"], 2 * X)
     assert [(line.version, str(line.state)) for line in repository.index()] == [("1", "READY"), ("2", "UNAVAILABLE")]
+    shutil.rmtree(root / "model" / "2")
+    repository.poll()
+    repository.poll()
+    assert [(line.version, str(line.state)) for line in repository.index()] == [("1", "READY")]
     save_scale(root, "model", 3.0, version=2)
     repository.poll()
     repository.poll()

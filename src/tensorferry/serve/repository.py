@@ -144,10 +144,11 @@ class Repository:
                 self._load_versions(entry, folder, parsed)
             except Exception as error:
                 fault = _blame(name, error)
-                if not files:
+                if files:  # which are dropped again, and with them all that is known of versions that nobody else has
+                    for version in entry.states.keys() - known - entry.versions.keys():
+                        del entry.states[version]
+                else:
                     self._note_broken(entry, fault)
-                for version in entry.states.keys() - known - entry.versions.keys() if files else ():
-                    del entry.states[version]  # its files are gone again
                 raise fault from None
 
     def unload(self, name: str, with_parts: bool = False) -> None:
@@ -275,6 +276,9 @@ class Repository:
         wanted = choose_versions(config, available)
         if not wanted:
             raise BadModel(f"model '{entry.name}' has no version to serve; expected folders such as {entry.name}/1")
+        for version in entry.states.keys() - set(available) - entry.versions.keys():
+            if entry.states[version].state is State.UNAVAILABLE:  # and gone from the folder
+                del entry.states[version]
         settings = config.SerializeToString(deterministic=True)
         versions: dict[int, Model] = {}
         prints: dict[int, Fingerprint] = {}
