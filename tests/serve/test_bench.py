@@ -1,5 +1,8 @@
 """`ferry bench-serve` on a real server, over both protocols."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import numpy as np
 import pytest
 from running import RunningServer
@@ -35,13 +38,46 @@ def test_it_prints_a_line_for_every_concurrency(server: RunningServer, capsys: p
         ("http://{http}", "nothing", "unknown model"),
         ("grpc://{grpc}", "nothing", "unknown model"),
         ("http://127.0.0.1:1", "x", "cannot reach"),
+        ("http://a..b:80", "x", "cannot reach"),
+        ("http://localhost:99999", "x", "cannot use the address"),
+        ("http://[::1", "x", "cannot use the address"),
+        ("ftp://localhost:8000", "x", "cannot use the address"),
+        ("http://", "x", "cannot use the address"),
+        ("http://{grpc}", "double", "no HTTP"),
+        ("grpc://{http}", "double", "does not tell of the model 'double': "),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(
     server: RunningServer, url: str, model: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench-serve", url.format(http=server.http, grpc=server.grpc), model, "--seconds", "0.1"]) == 2
-    assert says in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_an_error_page_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    page = b"<html>\n<body>\n  Bad Gateway\n</body>\n</html>\n" + b"." * 2000
+
+    class Gateway(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(502)
+            self.send_header("content-length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Gateway) as gateway:
+        threading.Thread(target=gateway.serve_forever, daemon=True).start()
+        assert main(["bench-serve", f"http://127.0.0.1:{gateway.server_port}", "double"]) == 2
+        gateway.shutdown()
+    error = capsys.readouterr().err
+    assert "<html> <body> Bad Gateway </body>" in error
+    assert error.count("\n") == 1
+    assert len(error) < 500
 
 
 def test_requests_that_fail_are_errors_not_answers(server: RunningServer) -> None:

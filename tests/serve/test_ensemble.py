@@ -176,6 +176,17 @@ def test_ensembles_that_call_each_other_are_refused_and_not_waited_for(root: Pat
     assert repository.versions_of("double") == ["1"]
 
 
+def test_a_change_that_would_close_a_circle_is_refused(root: Path, repository: Repository) -> None:
+    inner = f"{ENDS} ensemble_scheduling {{ {step('double', 'IN', 'OUT')} }}"
+    write_config(root, "inner", inner)
+    write_config(root, "outer", f"{ENDS} ensemble_scheduling {{ {step('inner', 'IN', 'OUT', ('IN', 'OUT'))} }}")
+    repository.load_all()
+    write_config(root, "inner", inner.replace(step("double", "IN", "OUT"), step("outer", "IN", "OUT", ("IN", "OUT"))))
+    with pytest.raises(BadModel, match="inner > outer > inner"):
+        repository.load("inner")
+    np.testing.assert_array_equal(ask(repository.find("outer", ""), IN=X)["OUT"], 2 * X)
+
+
 @pytest.mark.parametrize(
     ("steps", "says"),
     [

@@ -22,6 +22,9 @@ from models import save_scale
 from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 
+from tensorferry.serve.rest.infer import read_raw_request
+from tensorferry.serve.spec import ModelSpec, TensorSpec
+
 GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 bounded = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 json_values = st.recursive(
@@ -288,6 +291,53 @@ def grpc_infer(server: RunningServer) -> Any:
     with grpc.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         yield lambda data: call(data, timeout=30)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 19, "-1", "1e3", "\xb2"])
+def test_a_length_of_the_json_that_is_none_is_refused(client: RawClient, length: str) -> None:
+    assert_refused(client.post("/v2/models/double/infer", b"{}", {"inference-header-content-length": length}))
+
+
+RAW = {"inference-header-content-length": 0}
+
+
+def test_a_body_may_be_the_only_input_and_nothing_else(client: RawClient) -> None:
+    row = np.arange(4, dtype=np.float32)
+    status, body = client.post("/v2/models/double/infer", row.tobytes(), RAW)
+    assert status == 200
+    assert body.endswith((2 * row).tobytes())
+    assert b'"shape":[1,4]' in body
+    rows = np.array([[1, 2], [3, 4], [5, 6]], np.float32)  # without a batch dimension, with one open size
+    status, body = client.post("/v2/models/mixing/infer", rows.tobytes(), RAW)
+    assert status == 200
+    assert body.endswith((rows - rows.sum(axis=0)).tobytes())
+    for model, size, says in (
+        ("double", 15, b"15"),
+        ("mixing", 12, b"12"),
+        ("sum", 12, b"has 2"),
+        ("identity_bytes", 4, b"say it in JSON"),
+        ("nothing", 4, b"unknown model"),
+    ):
+        answer = client.post(f"/v2/models/{model}/infer", bytes(size), RAW)
+        assert_refused(answer)
+        assert says in answer[1]
+
+
+def test_a_body_may_be_one_text_and_nothing_else() -> None:
+    spec = ModelSpec("read", 8, (TensorSpec("text", "BYTES", (-1, 1)),), ())
+    request, _ = read_raw_request("read", "", b"a picture", spec)
+    assert request.inputs["text"].tolist() == [[b"a picture"]]
+
+
+def test_codings_are_named_in_any_case(client: RawClient) -> None:
+    body = gzip.compress(orjson.dumps(GOOD))
+    assert client.post("/v2/models/double/infer", body, {"content-encoding": "GZip"})[0] == 200
+
+
+def test_files_of_a_load_that_are_no_base64_are_refused(client: RawClient) -> None:
+    for data in ("\xe9", "a"):
+        body = orjson.dumps({"parameters": {"config": "{}", "file:1/model.onnx": data}})
+        assert_refused(client.post("/v2/repository/models/sent/load", body))
 
 
 def test_shared_memory_tricks_are_refused(client: RawClient) -> None:

@@ -49,7 +49,7 @@ def test_a_model_tells_what_it_takes_and_gives(client: Any) -> None:
     config = client.get_model_config("double")
     assert config["max_batch_size"] == 8
     assert config["backend"] == "onnxruntime"
-    assert config["input"][0]["dims"] == ["4"]
+    assert config["input"][0]["dims"] == [4]
     assert "dynamic_batching" in config
 
 
@@ -97,6 +97,10 @@ def test_classification_gives_the_best_classes_with_their_labels(client: Any) ->
     assert answer.tolist() == [[b"4.000000:1:dog", b"2.000000:3:ship"], [b"9.000000:0:cat", b"8.000000:1:dog"]]
     plain = client.infer("double", [make_input("x", scores[:1])], outputs=[client_http.InferRequestedOutput("y", class_count=1)])
     assert plain.as_numpy("y").tolist() == [[b"8.000000:1"]]
+    numbers = np.array([[2**53, 2**53 + 1, -7, 3]])
+    wanted = [client_http.InferRequestedOutput("y", class_count=4)]
+    whole = client.infer("identity_int64", [make_input("x", numbers)], outputs=wanted)
+    assert whole.as_numpy("y").tolist() == [[b"9007199254740993:1", b"9007199254740992:0", b"3:3", b"-7:2"]]
 
 
 @pytest.mark.parametrize("request_coding", [None, "gzip", "deflate"])
@@ -177,6 +181,10 @@ def test_log_and_trace_settings_are_read_and_changed(client: Any) -> None:
     client.update_log_settings({"log_verbose_level": 0})
     with pytest.raises(InferenceServerException, match="unknown log setting"):
         client.update_log_settings({"loudness": 3})
+    for changes in ({"trace_rate": "-5"}, {"log_frequency": "-1"}, {"trace_count": "-2"}):
+        with pytest.raises(InferenceServerException, match="whole number from zero up"):
+            client.update_trace_settings(settings=changes)
+    assert client.update_trace_settings(settings={"trace_count": "-1"})["trace_count"] == "-1"
     assert client.get_trace_settings()["trace_level"] == ["OFF"]
     assert client.update_trace_settings("double", {"trace_level": ["TIMESTAMPS"]})["trace_level"] == ["TIMESTAMPS"]
     assert client.get_trace_settings("sum")["trace_level"] == ["OFF"]

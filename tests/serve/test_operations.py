@@ -24,6 +24,9 @@ from running import RunningServer
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.cli import main
+from tensorferry.errors import BadOption
+from tensorferry.serve.faults import Denied
+from tensorferry.serve.keys import ApiKeys
 
 X = np.ones((1, 4), np.float32)
 GOOD = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
@@ -258,6 +261,33 @@ def test_api_keys_guard_everything_but_health_and_rotate(start_server: Start, tm
     time.sleep(1.1)
     assert fetch(f"{url}/v2", authorization="Bearer first")[0] == 401
     assert fetch(f"{url}/v2", authorization="Bearer second")[0] == 200
+    assert fetch(f"{url}/v2", authorization="bearer second")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("new\nsha256:xyz\n", "line 2 is not a SHA-256"), ("new\nsha256:ab\n", "line 2"), ("# none\n", "no API key")],
+)
+def test_old_keys_stay_until_the_file_is_right_and_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+) -> None:
+    monkeypatch.setattr("tensorferry.serve.keys._LOOK_SECONDS", -1.0)
+    path = tmp_path / "keys.txt"
+    path.write_text("old\n")
+    keys = ApiKeys(path)
+    path.write_text(text)
+    for _ in range(3):
+        keys.check("Bearer old")
+    assert [says in record.getMessage() for record in caplog.records] == [True]
+    with pytest.raises(Denied):
+        keys.check("Bearer new")
+    path.write_text("newest\n")
+    keys.check("Bearer newest")
+    with pytest.raises(Denied):
+        keys.check("Bearer old")
+    with pytest.raises(BadOption, match=says):
+        path.write_text(text)
+        ApiKeys(path)
 
 
 def test_tls_encrypts_both_protocols(start_server: Start, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
@@ -312,6 +342,8 @@ def test_polling_serves_what_is_dropped_into_the_folder(start_server: Start, tmp
         ([".", "--tls-cert", "cert.pem"], "needs both"),
         ([".", "--tls-cert", "none.pem", "--tls-key", "none.pem"], "cannot use the certificate"),
         ([".", "--api-keys", "none.txt"], "cannot read the API keys"),
+        ([".", "--no-http", "--no-grpc"], "nothing would be served"),
+        ([".", "--load-model", "double"], "--load-model needs --model-control-mode explicit"),
         ([".", "--cache-size", "much"], "cannot read 'much' as bytes"),
         ([".", "--host", "192.0.2.1", "--http-port", "0"], "cannot listen on 192.0.2.1"),
     ],

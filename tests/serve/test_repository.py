@@ -112,6 +112,124 @@ def test_a_reload_that_fails_leaves_the_old_model_serving(root: Path, repository
     np.testing.assert_array_equal(ask(repository.find("model", ""), x=X)["y"], 2 * X)
 
 
+def test_a_broken_newer_version_leaves_the_older_one_serving(root: Path, repository: Repository) -> None:
+    save_scale(root, "model", 2.0)
+    repository.load_all()
+    (root / "model" / "2").mkdir()
+    (root / "model" / "2" / "model.onnx").write_bytes(b"rubbish")
+    repository.poll()
+    repository.poll()
+    np.testing.assert_array_equal(ask(repository.find("model", ""), x=X)["y"], 2 * X)
+    assert [(line.version, str(line.state)) for line in repository.index()] == [("1", "READY"), ("2", "UNAVAILABLE")]
+    shutil.rmtree(root / "model" / "2")
+    repository.poll()
+    repository.poll()
+    assert [(line.version, str(line.state)) for line in repository.index()] == [("1", "READY")]
+    save_scale(root, "model", 3.0, version=2)
+    repository.poll()
+    repository.poll()
+    assert repository.versions_of("model") == ["2"]
+
+
+WARM_UP = 'max_batch_size: 4 model_warmup { name: "w" inputs { key: "x" value { %s } } }'
+LABELLED = (
+    'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 4 } '
+    'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (WARM_UP % "data_type: TYPE_FP32 dims: -1 zero_data: true", "the warm-up 'w' of model 'model' failed"),
+        (WARM_UP % "dims: 4 zero_data: true", "unknown datatype 'INVALID'"),
+        (LABELLED, "the labels 'labels.txt' are not UTF-8"),
+    ],
+)
+def test_whatever_fails_in_a_load_is_said_and_nothing_stays_loading(
+    root: Path, repository: Repository, config: str, says: str
+) -> None:
+    save_scale(root, "model", 1.0)
+    write_config(root, "model", config)
+    (root / "model" / "labels.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadModel, match=says):
+        repository.load("model")
+    (line,) = repository.index()
+    assert line.state == "UNAVAILABLE"
+    assert says in line.reason
+
+
+def test_an_error_that_nobody_foresaw_is_the_models_fault(
+    root: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("no way")
+
+    save_scale(root, "model", 1.0)
+    monkeypatch.setattr("tensorferry.serve.repository.load_model", fail)
+    with pytest.raises(BadModel, match="ZeroDivisionError: no way"):
+        repository.load("model")
+    assert [line.state for line in repository.index()] == ["UNAVAILABLE"]
+
+
+CONFIG = '{"max_batch_size": 4}'
+
+
+@pytest.fixture
+def uploads(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that files of clients are kept in."""
+    folder = tmp_path_factory.mktemp("uploads")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_a_model_that_came_as_files_outlives_a_load_that_fails(root: Path, repository: Repository, uploads: Path) -> None:
+    good = save_scale(uploads / "made", "sent", 2.0).read_bytes()
+    shutil.rmtree(uploads / "made")
+    repository.load("sent", CONFIG, {"file:1/model.onnx": good})
+    (kept,) = uploads.iterdir()
+    with pytest.raises(BadModel, match="no such folder"):
+        repository.load("sent")
+    with pytest.raises(BadModel, match="cannot load"):
+        repository.load("sent", CONFIG, {"file:1/model.onnx": b"rubbish"})
+    with pytest.raises(BadModel, match="cannot read the configuration"):
+        repository.load("sent", "{", {"file:1/model.onnx": good})
+    np.testing.assert_array_equal(ask(repository.find("sent", ""), x=X)["y"], 2 * X)
+    assert list(uploads.iterdir()) == [kept]
+    repository.load("sent", CONFIG, {"file:2/model.onnx": good})
+    assert repository.versions_of("sent") == ["2"]
+    assert kept not in uploads.iterdir()
+    repository.unload("sent")
+    assert list(uploads.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "says"),
+    [
+        ("sent", {"file:1": b"", "file:1/model.onnx": b""}, "cannot keep the file 'file:1/model.onnx'"),
+        ("sent", {"file:1/" + "n" * 300: b""}, "File name too long"),
+        ("sent", {"file:../out": b""}, "outside of the model's folder"),
+        ("n" * 400, {"file:1/model.onnx": b""}, "cannot be the name"),
+    ],
+)
+def test_files_that_cannot_be_kept_leave_nothing_and_the_answer_tells_no_path(
+    repository: Repository, uploads: Path, name: str, files: dict[str, bytes], says: str
+) -> None:
+    with pytest.raises((InvalidRequest, BadModel), match=says) as error:
+        repository.load(name, CONFIG, files)
+    assert str(uploads) not in str(error.value)
+    assert list(uploads.iterdir()) == []
+    assert repository.index() == []
+    assert repository.entries == {}
+
+
+def test_an_upload_that_does_not_load_leaves_nothing(repository: Repository, uploads: Path) -> None:
+    with pytest.raises(BadModel, match="cannot load"):
+        repository.load("sent", CONFIG, {"file:1/model.onnx": b"rubbish"})
+    assert list(uploads.iterdir()) == []
+    assert repository.index() == []
+
+
 def test_requests_under_way_survive_swaps(root: Path, repository: Repository) -> None:
     save_scale(root, "model", 1.0)
     repository.load("model")

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from tensorferry.cli.numbers import count, positive, seconds
+from tensorferry.errors import BadOption
 from tensorferry.serve.options import CONTROL_MODES, ServeOptions
 from tensorferry.units import parse_bytes
 
@@ -111,6 +112,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.serve.start import start
 
+    if options.no_http and options.no_grpc:
+        raise BadOption("with --no-http and --no-grpc nothing would be served; leave one of them out")
+    if options.load_model is not None and options.model_control_mode != "explicit":
+        raise BadOption("--load-model needs --model-control-mode explicit; every other mode loads all models")
     return start(
         ServeOptions(
             repository=options.repository,

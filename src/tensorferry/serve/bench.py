@@ -21,6 +21,8 @@ from tensorferry.errors import BadOption
 from tensorferry.serve.tensors import DTYPES, Array, encode_bytes, encode_json
 
 _WARM_SECONDS = 0.3
+_SCHEMES = ("http", "https", "grpc", "grpcs")
+_MAX_NUM_CHARACTERS = 300  # of an answer that an error quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ def measure(
     """Measure each concurrency in turn; `on_each` hears of every result when it is there."""
     import uvloop
 
+    _check_url(target.url)
     return uvloop.run(_measure_all(target, concurrencies, on_each))
 
 
@@ -90,6 +93,18 @@ async def _measure_all(target: Target, concurrencies: list[int], on_each: Callab
         )
         on_each(results[-1])
     return results
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        is_whole = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is none
+        is_whole = False
+    if not is_whole:
+        raise BadOption(
+            f"cannot use the address {url!r}; expected {', '.join(_SCHEMES)} with host and port, as http://localhost:8000"
+        )
 
 
 def make_inputs(metadata: Mapping[str, Any], max_batch_size: int, target: Target) -> dict[str, Array]:
@@ -163,8 +178,12 @@ class HttpLoop(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """A part of an answer."""
-        self.parser.feed_data(data)
+        """A part of an answer; what is no HTTP counts as none and is kept for whoever wants to see it."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.on_body(b"no HTTP, it begins with " + repr(data[:20]).encode())
+            self.transport.close()
 
     def connection_lost(self, _: Exception | None) -> None:
         """The server closed."""
@@ -227,9 +246,13 @@ async def _get(target: Target, path: str) -> dict[str, Any]:
     request = f"GET {path} HTTP/1.1\r\nhost: {urlsplit(target.url).netloc}\r\n{_key(target)}\r\n".encode()
     tally = Tally(math.inf)
     body = await (await _connect(target, request, tally)).finished
-    if tally.num_errors:
-        raise BadOption(f"{target.url} does not answer {path}: {body[:300].decode(errors='replace')}")
-    found: dict[str, Any] = orjson.loads(body)
+    try:
+        found = None if tally.num_errors else orjson.loads(body)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        said = " ".join(body.decode(errors="replace").split())[:_MAX_NUM_CHARACTERS]
+        raise BadOption(f"{target.url} does not answer {path}: {said or 'it closed the connection'}")
     return found
 
 
@@ -240,7 +263,7 @@ async def _connect(target: Target, request: bytes, tally: Tally) -> HttpLoop:
         _, protocol = await asyncio.get_running_loop().create_connection(
             lambda: HttpLoop(request, tally), parts.hostname or "", parts.port or (443 if is_tls else 80), ssl=is_tls or None
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
         raise BadOption(f"cannot reach {target.url}: {error}") from None
     return protocol
 
@@ -280,7 +303,8 @@ async def _run_grpc(target: Target, concurrency: int, seconds: float) -> Tally:
                 pb.ModelConfigRequest(name=target.model, version=target.version)
             )
         except grpc.aio.AioRpcError as error:
-            raise BadOption(f"{target.url} does not tell of the model '{target.model}': {error.details()}") from None
+            said = " ".join((error.details() or "").split())[:_MAX_NUM_CHARACTERS]
+            raise BadOption(f"{target.url} does not tell of the model '{target.model}': {said or error.code().name}") from None
         tensors = [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in found.inputs]
         inputs = make_inputs({"inputs": tensors}, config.config.max_batch_size, target)
         request = _make_grpc_request(pb, target, tensors, inputs)

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from google.protobuf import json_format
+from google.protobuf.descriptor import FieldDescriptor
+
 from tensorferry.serve.model import Model
 from tensorferry.serve.spec import TensorSpec
 from tensorferry.serve.stats import Duration
@@ -48,6 +51,29 @@ def describe_statistics(model: Model) -> dict[str, Any]:
                 for size, batch in sorted(stats.batches.items())
             ],
         }
+
+
+def describe_config(config: Any) -> dict[str, Any]:
+    """A model's configuration in the words of its file, with numbers as numbers."""
+    found = json_format.MessageToDict(config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return _restore_numbers(config.DESCRIPTOR, found)
+
+
+def _restore_numbers(message: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """`found` with its 64-bit numbers, which protobuf writes as text."""
+    return {key: _restore(message.fields_by_name[key], value) for key, value in found.items()}
+
+
+def _restore(field: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_restore(field, each) for each in value]
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
+        return int(value)
+    if not isinstance(value, dict):
+        return value
+    if field.message_type.GetOptions().map_entry:
+        return {key: _restore(field.message_type.fields_by_name["value"], each) for key, each in value.items()}
+    return _restore_numbers(field.message_type, value)
 
 
 def _describe_tensor(spec: TensorSpec) -> dict[str, Any]:

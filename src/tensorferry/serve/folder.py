@@ -42,13 +42,19 @@ def fingerprint(folder: Path) -> Fingerprint:
 def store_upload(name: str, files: dict[str, bytes]) -> Path:
     """A new folder that holds the files a client sent for a model; its last part is the model's name."""
     folder = Path(tempfile.mkdtemp(prefix="ferry-model-")) / name
-    for key, data in files.items():
-        path = folder / key.removeprefix("file:")
-        if "\0" in key or not path.resolve().is_relative_to(folder.resolve()) or path.resolve() == folder.resolve():
-            drop_upload(folder)
-            raise InvalidRequest(f"the file {key!r} would be outside of the model's folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    try:
+        for key, data in files.items():
+            path = folder / key.removeprefix("file:")
+            if "\0" in key or not path.resolve().is_relative_to(folder.resolve()) or path.resolve() == folder.resolve():
+                raise InvalidRequest(f"the file {key!r} would be outside of the model's folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    except OSError as error:
+        drop_upload(folder)
+        raise InvalidRequest(f"cannot keep the file {key!r}: {error.strerror}") from None
+    except InvalidRequest:
+        drop_upload(folder)
+        raise
     return folder
 
 

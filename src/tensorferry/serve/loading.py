@@ -25,7 +25,7 @@ from tensorferry.serve.runtimes.worker import WorkerRuntime
 from tensorferry.serve.scheduler import Instance, Scheduler
 from tensorferry.serve.spec import ModelSpec, datatype_name, make_spec
 from tensorferry.serve.stats import Stats
-from tensorferry.serve.tensors import DTYPES, Array, decode_bytes
+from tensorferry.serve.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
 
 _LOG = logging.getLogger("tensorferry.serve")
 _GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
@@ -60,6 +60,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
         policy = read_policy(complete, workshop.default_max_queue)
         for runner in runners:
             _warm_up(complete, spec, runner, folder)
+        policy = read_policy(complete, workshop.default_max_queue)
     except Exception:
         for runner in runners:
             runner.close()
@@ -165,8 +166,8 @@ def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None
 
 
 def _warm_input(value: Any, folder: Path, name: str) -> Array:
-    datatype = datatype_name(value.data_type)
-    shape = tuple(value.dims)
+    datatype = check_datatype(datatype_name(value.data_type), name)
+    shape = check_shape(list(value.dims), name)
     match value.WhichOneof("input_data_type"):
         case "input_data_file":
             path = folder / "warmup" / value.input_data_file

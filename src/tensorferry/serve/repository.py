@@ -5,8 +5,11 @@ in the background. Every public method may be called from any thread; loads of o
 """
 
 import logging
+import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +33,7 @@ from tensorferry.serve.model import Model
 from tensorferry.serve.spec import make_spec
 
 _LOG = logging.getLogger("tensorferry.serve")
+_MAX_NAME_NBYTES = 255  # of a folder
 
 
 class State(StrEnum):
@@ -57,12 +61,12 @@ class Entry:
 
     name: str
     versions: dict[int, Model] = field(default_factory=dict)  # replaced whole, never changed
-    prints: dict[int, Fingerprint] = field(default_factory=dict)
+    prints: dict[int, Fingerprint] = field(default_factory=dict)  # of the versions that serve; the last part is the folder
     states: dict[int, VersionState] = field(default_factory=dict)
     loading: threading.Lock = field(default_factory=threading.Lock)
     seen: Fingerprint | None = None  # of the whole folder, at the last poll
     acted_on: Fingerprint | None = None  # the one that was loaded, or tried
-    uploaded: Path | None = None  # files that came with a request to load
+    uploads: set[Path] = field(default_factory=set)  # folders of files that came with requests to load
 
 
 class Repository:
@@ -127,29 +131,31 @@ class Repository:
 
     def load(self, name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
         """Load or reload a model by name, parts of an ensemble first; raises BadModel."""
-        if not name or name.startswith(".") or "/" in name or "\0" in name:
+        if not name or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_NAME_NBYTES:
             raise InvalidRequest(f"{name!r} cannot be the name of a model")
-        entry = self._entry(name)
-        with entry.loading:
+        with self._hold(name) as entry:
             folder = self._upload(entry, config, files) if files else self._folder(name)
+            known = set(entry.states)
             try:
                 parsed = parse_config(config, name) if config else read_config(folder)
                 if is_ensemble(parsed):
                     self._check_circle(parsed, (name,))
                     self._load_parts(parsed)
                 self._load_versions(entry, folder, parsed)
-            except FerryError as error:
-                self._note_broken(entry, error)
-                raise
-            except OSError as error:
-                raise BadModel(f"cannot read the model '{name}': {error}") from None
+            except Exception as error:
+                fault = _blame(name, error)
+                if files:  # which are dropped again, and with them all that is known of versions that nobody else has
+                    for version in entry.states.keys() - known - entry.versions.keys():
+                        del entry.states[version]
+                else:
+                    self._note_broken(entry, fault)
+                raise fault from None
 
     def unload(self, name: str, with_parts: bool = False) -> None:
         """Take a model out of service; its memory is given back when its last request is answered."""
-        entry = self.entries.get(name)
-        if entry is None:
+        if name not in self.entries:
             raise NotFound(f"model '{name}' is not loaded")
-        with entry.loading:
+        with self._hold(name) as entry:
             parts = [step.model_name for model in entry.versions.values() for step in read_steps(model.config)]
             self._replace(entry, {}, {})
             for version, line in entry.states.items():
@@ -182,11 +188,9 @@ class Repository:
     def close(self) -> None:
         """Finish everything that is under way and give everything back."""
         self.loaders.shutdown(wait=True, cancel_futures=True)
-        for entry in list(self.entries.values()):
-            with entry.loading:
+        for name in list(self.entries):
+            with self._hold(name) as entry:
                 self._replace(entry, {}, {})
-            if entry.uploaded is not None:
-                drop_upload(entry.uploaded)
         self.closers.shutdown(wait=True)
 
     # ---- the parts of it ---------------------------------------------------------------------------------------------
@@ -195,10 +199,28 @@ class Repository:
         with self.lock:
             return self.entries.setdefault(name, Entry(name))
 
+    @contextmanager
+    def _hold(self, name: str) -> Iterator[Entry]:
+        """The entry of a model, kept from other loads; what nothing serves from and nothing is known of is dropped after it."""
+        while True:
+            entry = self._entry(name)
+            with entry.loading:
+                if self.entries.get(name) is not entry:  # dropped while this waited for it
+                    continue
+                try:
+                    yield entry
+                finally:
+                    unused = entry.uploads - {mark[-1] for mark in entry.prints.values()}
+                    entry.uploads -= unused
+                    for folder in unused:
+                        drop_upload(folder)
+                    if not entry.states:
+                        self.entries.pop(name, None)
+                return
+
     def _folder(self, name: str) -> Path:
         # a name from a request is only ever compared with what the folder lists, never put into a path first
         if name not in list_models(self.root):
-            self.entries.pop(name, None)
             raise BadModel(f"failed to load '{name}': no such folder in the model repository")
         return self.root / name
 
@@ -233,9 +255,14 @@ class Repository:
         for step in read_steps(config):
             if step.model_name in above:
                 raise BadModel(f"the ensemble '{above[0]}' calls itself: {' > '.join((*above, step.model_name))}")
-            part = read_config(self._folder(step.model_name)) if not self.versions_of(step.model_name) else None
-            if part is not None and is_ensemble(part):
-                self._check_circle(part, (*above, step.model_name))
+            for part in self._configs(step.model_name):
+                if is_ensemble(part):
+                    self._check_circle(part, (*above, step.model_name))
+
+    def _configs(self, name: str) -> list[Any]:
+        """What a model's versions are served with; what it would be loaded with, where none is."""
+        served = [model.config for model in self.models() if model.name == name]
+        return served or [read_config(self._folder(name))]
 
     def _load_parts(self, config: Any) -> None:
         for step in read_steps(config):
@@ -249,12 +276,15 @@ class Repository:
         wanted = choose_versions(config, available)
         if not wanted:
             raise BadModel(f"model '{entry.name}' has no version to serve; expected folders such as {entry.name}/1")
+        for version in entry.states.keys() - set(available) - entry.versions.keys():
+            if entry.states[version].state is State.UNAVAILABLE:  # and gone from the folder
+                del entry.states[version]
         settings = config.SerializeToString(deterministic=True)
         versions: dict[int, Model] = {}
         prints: dict[int, Fingerprint] = {}
         faults: list[FerryError] = []
         for version in wanted:
-            mark = (settings, fingerprint(folder / str(version)), str(folder))
+            mark = (settings, fingerprint(folder / str(version)), folder)
             old = entry.versions.get(version)
             if old is not None and entry.prints.get(version) == mark and not is_ensemble(config):
                 versions[version], prints[version] = old, mark
@@ -264,16 +294,16 @@ class Repository:
             try:
                 versions[version] = self._load_one(folder, version, config)
                 prints[version] = mark
-            except FerryError as fault:
-                faults.append(fault)
-                if old is not None:  # what served before goes on serving
-                    versions[version] = old
-                    _LOG.error("model '%s' version %d stays as it was: %s", entry.name, version, fault)
+            except Exception as error:
+                faults.append(_blame(entry.name, error))
+                if old is not None:
+                    _LOG.error("model '%s' version %d stays as it was: %s", entry.name, version, faults[-1])
                 else:
-                    entry.states[version] = VersionState(entry.name, str(version), State.UNAVAILABLE, str(fault))
-        self._replace(entry, versions, prints)
-        if faults:
+                    entry.states[version] = VersionState(entry.name, str(version), State.UNAVAILABLE, str(faults[-1]))
+        if faults:  # what served before goes on serving, also versions that the new ones were to take the place of
+            self._replace(entry, entry.versions | versions, entry.prints | prints)
             raise faults[0]
+        self._replace(entry, versions, prints)
 
     def _load_one(self, folder: Path, version: int, config: Any) -> Model:
         if not is_ensemble(config):
@@ -314,9 +344,7 @@ class Repository:
         if not config:
             raise InvalidRequest(f"model '{entry.name}' comes with files, so it needs its configuration with them as well")
         folder = store_upload(entry.name, files)
-        if entry.uploaded is not None:
-            drop_upload(entry.uploaded)
-        entry.uploaded = folder
+        entry.uploads.add(folder)
         return folder
 
     def _note_broken(self, entry: Entry, error: FerryError) -> None:
@@ -334,3 +362,13 @@ class Repository:
         reason = next((line.reason for line in mine if line.reason), "")
         what = f"'{name}' version {version}" if version else f"'{name}'"
         return NotFound(f"Request for unknown model: {what} is not ready" + (f": {reason}" if reason else ""))
+
+
+def _blame(name: str, error: Exception) -> FerryError:
+    """What is told of a load that failed: whatever a model's files make a library throw is the model's fault."""
+    if isinstance(error, FerryError):
+        return error
+    if isinstance(error, OSError):  # its text would tell clients of the server's folders
+        return BadModel(f"cannot read the model '{name}': {error.strerror}")
+    _LOG.error("model '%s' failed to load in a way that nobody foresaw", name, exc_info=error)
+    return BadModel(f"cannot load the model '{name}': {type(error).__name__}: {error}")

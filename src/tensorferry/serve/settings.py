@@ -99,7 +99,7 @@ def _check_trace(key: str, value: Any) -> list[str] | None:
     if key == "trace_level" and not set(values) <= _LEVELS:
         raise InvalidRequest(f"trace_level takes {', '.join(sorted(_LEVELS))}, received {value!r}")
     if key in ("trace_rate", "trace_count", "log_frequency"):
-        text = values[0].removeprefix("-")
-        if len(values) != 1 or not (text.isascii() and text.isdecimal()):
-            raise InvalidRequest(f"the trace setting {key!r} takes a whole number, received {value!r}")
+        is_endless = key == "trace_count" and values == ["-1"]
+        if len(values) != 1 or not (is_endless or (values[0].isascii() and values[0].isdecimal())):
+            raise InvalidRequest(f"the trace setting {key!r} takes a whole number from zero up, received {value!r}")
     return values

@@ -194,7 +194,10 @@ def _read_labels(folder: Path, filename: str) -> tuple[str, ...]:
     path = folder / filename
     if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
         raise BadModel(f"the labels {filename!r} are not in {folder}")
-    return tuple(path.read_text("utf-8").splitlines())
+    try:
+        return tuple(path.read_text("utf-8").splitlines())
+    except UnicodeDecodeError:
+        raise BadModel(f"the labels {filename!r} are not UTF-8") from None
 
 
 def _read_padding(config: Any) -> dict[str, float]:

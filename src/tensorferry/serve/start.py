@@ -16,7 +16,7 @@ def start(options: ServeOptions) -> int:
 def bench(options: BenchOptions) -> int:
     """Measure a server and print a line for every concurrency; the exit code is 1 where a request failed."""
     try:
-        from tensorferry.serve.bench import Target, measure
+        from tensorferry.serve.bench import Measurement, Target, measure
         from tensorferry.serve.bench_table import HEADER, format_row
     except ModuleNotFoundError as error:
         raise MissingExtra(f'ferry bench-serve needs {error.name}: pip install "tensorferry[serve]"') from error
@@ -30,6 +30,13 @@ def bench(options: BenchOptions) -> int:
         seconds=options.seconds,
         as_json=options.as_json,
     )
-    print(HEADER)
-    results = measure(target, list(options.concurrencies), lambda result: print(format_row(result), flush=True))
+    results: list[Measurement] = []
+
+    def show(result: Measurement) -> None:
+        if not results:  # not before there is a row, so that an error stands alone
+            print(HEADER)
+        results.append(result)
+        print(format_row(result), flush=True)
+
+    measure(target, list(options.concurrencies), show)
     return 1 if any(result.num_errors for result in results) else 0

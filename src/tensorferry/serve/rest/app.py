@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import binascii
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -11,12 +10,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import orjson
-from google.protobuf import json_format
 
 from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.compression import compress, decompress
 from tensorferry.serve.dataplane import DataPlane
-from tensorferry.serve.describe import describe_model, describe_statistics
+from tensorferry.serve.describe import describe_config, describe_model, describe_statistics
 from tensorferry.serve.faults import (
     Conflict,
     Denied,
@@ -30,7 +28,7 @@ from tensorferry.serve.faults import (
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.logs import log_request
 from tensorferry.serve.requests import InferRequest, InferResponse
-from tensorferry.serve.rest.infer import OutputForms, read_json, read_request, write_response
+from tensorferry.serve.rest.infer import OutputForms, read_json, read_raw_request, read_request, write_response
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest
 from tensorferry.serve.tracing import Trace, read_trace
 
@@ -99,8 +97,11 @@ class RestApp:
     def _read(self, request: HttpRequest, name: str, version: str) -> tuple[InferRequest, OutputForms]:
         body = request.body
         if b"content-encoding" in request.headers:
-            body = decompress(body, request.header(b"content-encoding"), self.max_body_nbytes)
-        return read_request(name, version, body, request.header(b"inference-header-content-length"), self.plane.regions)
+            body = decompress(body, request.header(b"content-encoding").lower(), self.max_body_nbytes)
+        header_length = request.header(b"inference-header-content-length")
+        if header_length == "0":
+            return read_raw_request(name, version, body, self.plane.find(name, version).spec)
+        return read_request(name, version, body, header_length, self.plane.regions)
 
     def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:
         parent = request.headers.get(b"traceparent")
@@ -178,10 +179,7 @@ class RestApp:
                     return 200, None
                 return 400, {"error": f"model '{name}' is not ready"}
             case ["config"]:
-                config = plane.find(name, version).config
-                return 200, json_format.MessageToDict(
-                    config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-                )
+                return 200, describe_config(plane.find(name, version).config)
             case ["stats"]:
                 return 200, {"model_stats": [describe_statistics(model) for model in plane.find_for_statistics(name, version)]}
         raise NotFound(f"no such address below the model '{name}'")
@@ -192,7 +190,7 @@ class RestApp:
             raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
         try:
             files = {key: base64.b64decode(value, validate=True) for key, value in parameters.items() if key.startswith("file:")}
-        except binascii.Error as error:
+        except ValueError as error:
             raise InvalidRequest(f"a file of the load is not base64: {error}") from None
         await self.plane.load(name, parameters.get("config", ""), files)
         return 200, None

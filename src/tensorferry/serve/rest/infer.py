@@ -1,17 +1,30 @@
 """An inference as REST carries it: JSON, with tensors inside it or as bytes behind it."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import orjson
 
 from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, WantedOutput
 from tensorferry.serve.shared_memory import Regions
-from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_json, encode_bytes, encode_json
+from tensorferry.serve.spec import ModelSpec
+from tensorferry.serve.tensors import (
+    DTYPES,
+    Array,
+    check_datatype,
+    check_shape,
+    decode_bytes,
+    decode_json,
+    encode_bytes,
+    encode_json,
+)
 
 _MAX_INT64 = 2**63 - 1
+_MAX_NUM_DIGITS = 18  # of a length
 _MAX_KNOWN_NBYTES = 1024  # longer JSON is not remembered
 _NOTHING: dict[str, Any] = {}
 _NO_BYTES = memoryview(b"")
@@ -87,9 +100,10 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
     """The request of a body whose JSON is `header_length` bytes long (all of it, where that is empty)."""
     head, rest = body, _NO_BYTES
     if header_length:
-        if not header_length.isascii() or not header_length.isdecimal() or int(header_length) > len(body):
+        is_number = header_length.isascii() and header_length.isdecimal() and len(header_length) <= _MAX_NUM_DIGITS
+        if not is_number or int(header_length) > len(body):
             raise InvalidRequest(
-                f"the Inference-Header-Content-Length {header_length!r} does not fit a body of {len(body)} bytes"
+                f"the Inference-Header-Content-Length {header_length[:20]!r} does not fit a body of {len(body)} bytes"
             )
         head, rest = body[: int(header_length)], memoryview(body)[int(header_length) :]
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
@@ -100,6 +114,33 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
     return InferRequest(
         name, version, inputs, layout.wanted, layout.id, layout.priority, layout.timeout_microseconds
     ), layout.forms
+
+
+def read_raw_request(name: str, version: str, body: bytes, spec: ModelSpec) -> tuple[InferRequest, OutputForms]:
+    """The request of a body that is one row of a model's only input and nothing else; outputs go back as bytes.
+
+    A size that the model leaves open is what the number of bytes makes it; a text is the whole body.
+    """
+    if len(spec.inputs) != 1:
+        raise InvalidRequest(
+            f"an Inference-Header-Content-Length of 0 sends the only input of a model, and '{name}' has {len(spec.inputs)}; "
+            "name them in JSON before their bytes"
+        )
+    (tensor,) = spec.inputs
+    sizes = (1, *tensor.shape[1:]) if spec.is_batched else tensor.shape
+    num_known = math.prod(size for size in sizes if size != -1)
+    if tensor.datatype == "BYTES" and num_known == 1:
+        array: Array = np.full([1] * len(sizes), body, np.object_)
+    elif tensor.datatype == "BYTES" or sizes.count(-1) > 1:
+        raise InvalidRequest(
+            f"{len(body)} bytes do not tell the shape of input '{tensor.name}', {tensor.datatype} {list(tensor.shape)}; "
+            "say it in JSON before them"
+        )
+    else:
+        open_size = len(body) // max(1, num_known * DTYPES[tensor.datatype].itemsize)
+        shape = tuple(open_size if size == -1 else size for size in sizes)
+        array = decode_bytes(tensor.datatype, shape, body, tensor.name)
+    return InferRequest(name, version, {tensor.name: array}), _ALL_BINARY
 
 
 def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | None, list[bytes]]:
