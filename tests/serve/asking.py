@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorferry.serve.faults import RequestFault
-from tensorferry.serve.model import Model, Ticket, Urgency
+from tensorferry.serve.model import Model, Ticket
+from tensorferry.serve.requests import Urgency
 
 Outcome = dict[str, np.ndarray] | RequestFault
 

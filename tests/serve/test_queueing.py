@@ -33,6 +33,17 @@ def test_what_queued_goes_together_up_to_the_largest_batch() -> None:
     assert len(queue) == 0
 
 
+def test_free_instances_share_what_queued() -> None:
+    jobs = [make_job() for _ in range(5)]
+    queue = fill(BatchPolicy(max_batch_size=8), *jobs)
+    assert [queue.take(0.0, num_free).batch for num_free in (3, 2, 1)] == [jobs[:2], jobs[2:4], jobs[4:]]
+
+
+def test_those_that_wait_for_company_are_not_shared() -> None:
+    jobs = [make_job() for _ in range(4)]
+    assert fill(BatchPolicy(max_batch_size=8, preferred_sizes=(4,)), *jobs).take(0.0, num_free=2).batch == jobs
+
+
 def test_jobs_of_another_shape_keep_their_place() -> None:
     jobs = [make_job(key=key) for key in "abab"]
     queue = fill(BatchPolicy(max_batch_size=8), *jobs)

@@ -19,9 +19,10 @@ from tensorferry.serve.cork import Cork
 from tensorferry.serve.faults import InvalidRequest, ModelFault, Unavailable
 from tensorferry.serve.limiter import Limiter
 from tensorferry.serve.loading import Workshop
-from tensorferry.serve.model import RequestTicket, RuntimeModel, Urgency
+from tensorferry.serve.model import RequestTicket, RuntimeModel
 from tensorferry.serve.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.repository import Repository
+from tensorferry.serve.requests import Urgency
 from tensorferry.serve.scheduler import Instance, Scheduler
 from tensorferry.serve.spec import ModelSpec, TensorSpec, make_spec
 from tensorferry.serve.stats import Stats
@@ -173,6 +174,17 @@ def test_instances_run_side_by_side() -> None:
         gate.passes.release()
     behind.scheduler.close()
     assert len(behind.answers) == 2
+
+
+def test_instances_that_are_free_at_once_share_what_queued() -> None:
+    behind = Behind(BatchPolicy(max_batch_size=8), num_gates=2)
+    behind.submit(1)
+    behind.submit(2)
+    wait_until(lambda: all(len(gate.batches) == 1 for gate in behind.gates))
+    for gate in behind.gates:
+        gate.passes.release()
+    behind.scheduler.close()
+    assert sorted(batch for gate in behind.gates for batch in gate.batches) == [[1], [2]]
 
 
 def test_a_cancelled_request_is_never_run() -> None:

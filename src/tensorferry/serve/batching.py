@@ -19,15 +19,6 @@ class Inseparable(Exception):
     """Two different sizes of one request would be one in the padded batch: its requests are to be run one by one."""
 
 
-def batch_key(spec: ModelSpec, inputs: Rows) -> tuple[object, ...]:
-    """Requests of equal keys may share a batch: same inputs, and same sizes wherever nothing is padded."""
-    if not spec.is_padded:
-        return tuple([(name, array.shape[1:]) for name, array in inputs.items()])  # a generator takes twice as long
-    return tuple(
-        (name, array.ndim if spec.by_name[name].pad_value is not None else array.shape[1:]) for name, array in inputs.items()
-    )
-
-
 def merge(spec: ModelSpec, requests: Sequence[Rows]) -> Rows:
     """One batch of the rows of `requests`, in order; raises Inseparable where its outputs could not be cut apart."""
     if len(requests) == 1:

@@ -17,7 +17,7 @@ from tensorferry.serve.classify import classify
 from tensorferry.serve.cork import Cork
 from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable, as_fault
 from tensorferry.serve.logs import LOGGER
-from tensorferry.serve.model import Model, Outputs, Ticket, Urgency
+from tensorferry.serve.model import Model, Outputs, Ticket
 from tensorferry.serve.repository import Repository, VersionState
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
 from tensorferry.serve.scheduler import Closed
@@ -171,9 +171,7 @@ class DataPlane:
             wanted = check_wanted(model, request.wanted)
             journey = Journey(self, model, request, wanted, answer)
             try:
-                journey.ticket = model.submit(
-                    request.inputs, Urgency(request.priority, request.timeout_microseconds), journey.arrive
-                )
+                journey.ticket = model.submit(request.inputs, request.urgency, journey.arrive)
             except Closed:
                 continue
             self.num_under_way += 1

@@ -12,7 +12,8 @@ from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import ModelFault, RequestFault, as_fault
-from tensorferry.serve.model import Done, Model, Outputs, Ticket, Urgency, reason_of
+from tensorferry.serve.model import Done, Model, Outputs, Ticket, reason_of
+from tensorferry.serve.requests import Urgency
 from tensorferry.serve.scheduler import Closed
 from tensorferry.serve.spec import ModelSpec, TensorSpec
 from tensorferry.serve.stats import Stats
@@ -65,7 +66,7 @@ class EnsembleModel:
         """Start every step that only reads the request's own inputs."""
         started = time.perf_counter_ns()
         try:
-            checked, _ = self.spec.check_inputs(inputs)
+            checked, _, _ = self.spec.check_inputs(inputs)
         except RequestFault as fault:
             self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
             raise

@@ -158,7 +158,7 @@ def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None
             rows = {name: _warm_input(value, folder, name) for name, value in sample.inputs.items()}
             num_rows = max(1, sample.batch_size)
             inputs = {name: np.stack([row] * num_rows) for name, row in rows.items()} if spec.is_batched else rows
-            checked, _ = spec.check_inputs(inputs)
+            checked, _, _ = spec.check_inputs(inputs)
             for _ in range(max(1, sample.count)):
                 runner.run(checked, spec.output_names)
         except RequestFault as fault:

@@ -3,13 +3,12 @@
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tensorferry.serve.batching import batch_key
 from tensorferry.serve.cache import ResponseCache, make_key
 from tensorferry.serve.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.queueing import Job
+from tensorferry.serve.requests import Urgency
 from tensorferry.serve.runtimes.runtime import Runtime
 from tensorferry.serve.scheduler import Scheduler
 from tensorferry.serve.spec import ModelSpec, TensorSpec, fill_sizes
@@ -19,14 +18,6 @@ from tensorferry.serve.tensors import DTYPES, Array
 Outputs = dict[str, Array]
 Done = Callable[[Outputs | RequestFault], None]
 _SERIALS = itertools.count(1)
-
-
-@dataclass(slots=True)
-class Urgency:
-    """How a request wants to be queued."""
-
-    priority: int = 0
-    timeout_microseconds: int = 0
 
 
 class Ticket(Protocol):
@@ -141,13 +132,13 @@ class RuntimeModel:
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""
         ticket = RequestTicket(self, done)
         try:
-            checked, num_rows = self.spec.check_inputs(inputs)
+            checked, num_rows, key = self.spec.check_inputs(inputs)
             if self.cache is not None and self._answer_from_cache(ticket, checked):
                 return ticket
             ticket.job = Job(
                 inputs=checked,
                 num_rows=num_rows,
-                key=batch_key(self.spec, checked),
+                key=key,
                 done=ticket.finish,
                 priority=urgency.priority,
                 timeout_seconds=urgency.timeout_microseconds / 1e6,

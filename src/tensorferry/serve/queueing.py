@@ -1,7 +1,8 @@
 """Jobs that wait, and which of them go together next. No threads here: `scheduler.py` calls it under its lock.
 
-By default nobody waits for company: a free instance takes what queued while all were busy. With a queue delay or preferred
-sizes, the oldest job waits at most the delay for a batch of a preferred size (or a full one).
+By default nobody waits for company: a free instance takes what queued while all were busy, and several free ones share it
+evenly. With a queue delay or preferred sizes, the oldest job waits at most the delay for a batch of a preferred size (or a full
+one).
 """
 
 from collections import deque
@@ -53,6 +54,11 @@ class BatchPolicy:
     queue: QueuePolicy = QueuePolicy()
     queues: dict[int, QueuePolicy] = field(default_factory=dict)  # for levels with a policy of their own
 
+    @property
+    def wants_company(self) -> bool:
+        """Whether jobs wait for others to go with."""
+        return bool(self.preferred_sizes or self.max_delay_seconds)
+
     def level_of(self, priority: int) -> int:
         """The level of a job; 1 is served first."""
         if priority > max(self.num_levels, 0) and self.num_levels:
@@ -96,9 +102,10 @@ class JobQueue:
         job.deadline = now + seconds if seconds else None
         waiting.append(job)
 
-    def take(self, now: float) -> Taken:
-        """The next batch; jobs that are cancelled or late leave the queue on the way."""
+    def take(self, now: float, num_free: int = 1) -> Taken:
+        """The next batch, where `num_free` instances could each run one; cancelled and late jobs leave the queue on the way."""
         taken = Taken()
+        share = None if self.policy.wants_company else -(-len(self) // num_free)
         seen: list[tuple[deque[Job], list[Job]]] = []
         rows = num_seen = 0
         is_full = False
@@ -115,7 +122,7 @@ class JobQueue:
                 if not taken.batch or self._fits(taken.batch[0], job, rows):
                     taken.batch.append(job)
                     rows += job.num_rows
-                    is_full = rows >= self.policy.max_batch_size
+                    is_full = rows >= self.policy.max_batch_size or len(taken.batch) == share
                 else:
                     is_full = job.key == taken.batch[0].key
             num_seen += len(looked_at)
@@ -146,7 +153,7 @@ class JobQueue:
     def _settle(self, taken: Taken, is_full: bool, now: float) -> None:
         """Shorten the batch to a preferred size, or empty it to wait for one."""
         policy = self.policy
-        if not taken.batch or is_full or not (policy.preferred_sizes or policy.max_delay_seconds):
+        if not taken.batch or is_full or not policy.wants_company:
             return
         count = _count_for(taken.batch, policy.preferred_sizes)
         left = min(job.queued_at for job in taken.batch) + policy.max_delay_seconds - now

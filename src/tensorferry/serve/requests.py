@@ -23,6 +23,17 @@ class WantedOutput:
     target: RegionSlice | None = None  # written there instead of sent
 
 
+@dataclass(frozen=True, slots=True)
+class Urgency:
+    """How a request wants to be queued."""
+
+    priority: int = 0
+    timeout_microseconds: int = 0
+
+
+_NOT_URGENT = Urgency()
+
+
 @dataclass(slots=True)
 class InferRequest:
     """Arrays for one model; `wanted` empty means every output."""
@@ -32,8 +43,7 @@ class InferRequest:
     inputs: dict[str, Array]
     wanted: tuple[WantedOutput, ...] = ()
     id: str = ""
-    priority: int = 0
-    timeout_microseconds: int = 0
+    urgency: Urgency = _NOT_URGENT
 
 
 # one of each is made for every request, and a frozen dataclass takes three times as long to make

@@ -70,7 +70,7 @@ class Scheduler:
         self.num_quick = 0
         self.is_spare_busy = False
         # `spare` is what a batch is run with outside of the instances' threads
-        self.spare = None if policy.max_delay_seconds or policy.preferred_sizes else spare
+        self.spare = None if policy.wants_company else spare
         self.threads = [
             threading.Thread(target=self._serve, args=(instance,), name=f"{name}#{index}", daemon=True)
             for index, instance in enumerate(instances)
@@ -159,7 +159,7 @@ class Scheduler:
     def _take(self) -> list[Job] | None:
         while True:
             with self.changed:
-                taken = self.queue.take(time.monotonic())
+                taken = self.queue.take(time.monotonic(), max(1, len(self.threads) - self.num_running))
                 if taken.batch:
                     self.num_running += 1
                     if len(self.queue):

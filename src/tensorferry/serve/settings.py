@@ -34,11 +34,11 @@ class Settings:
         self.log: dict[str, Value] = dict(_LOG_DEFAULTS)
         self.trace: dict[str, list[str]] = {key: list(value) for key, value in _TRACE_DEFAULTS.items()}
         self.trace_of: dict[str, dict[str, list[str]]] = {}
+        self.is_quiet = True  # no request gets a line in the log
 
-    @property
-    def is_verbose(self) -> bool:
-        """Whether every request gets a line in the log."""
-        return bool(self.log["log_verbose_level"])
+    def logs(self, model: str) -> bool:
+        """Whether requests of a model get a line in the log, as all do where it is verbose."""
+        return not self.is_quiet and (bool(self.log["log_verbose_level"]) or self._is_traced(model))
 
     def update_log(self, changes: dict[str, Any]) -> dict[str, Value]:
         """Apply changes to the log settings; all of them or none."""
@@ -52,6 +52,7 @@ class Settings:
             if key == "log_format" and value not in _FORMATS:
                 raise InvalidRequest(f"the log setting 'log_format' takes {' or '.join(sorted(_FORMATS))}, received {value!r}")
         self.log |= changes
+        self._note_quiet()
         logger = logging.getLogger("tensorferry.serve")
         logger.setLevel(self._level())
         return self.log
@@ -71,10 +72,13 @@ class Settings:
                 target.pop(key, None)
             else:
                 target[key] = list(_TRACE_DEFAULTS[key])
+        self._note_quiet()
         return self.read_trace(model)
 
-    def is_traced(self, model: str) -> bool:
-        """Whether requests of a model have their times logged."""
+    def _note_quiet(self) -> None:
+        self.is_quiet = not self.log["log_verbose_level"] and not any(map(self._is_traced, ("", *self.trace_of)))
+
+    def _is_traced(self, model: str) -> bool:
         own = self.trace_of.get(model) or self.trace
         return own.get("trace_level", self.trace["trace_level"]) != ["OFF"]
 

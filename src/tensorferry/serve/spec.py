@@ -9,6 +9,9 @@ from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.tensors import DATATYPES, DTYPES, Array
 
 _PADDING = "padding"  # the parameter of a configuration that names inputs to pad
+_MAX_KNOWN_FORMS = 1024
+
+BatchKey = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +30,21 @@ class TensorSpec:
         """`shape` as the runtime sees it."""
         return self.shape if self.reshape is None else self.shape[:is_batched] + self.reshape
 
-    def check(self, array: Array, is_batched: bool) -> Array:
-        """`array` as the runtime takes it, if it is one of these."""
+    def check(self, array: Array) -> None:
+        """Raise InvalidRequest if `array` is none of these."""
         if array.dtype != DTYPES[self.datatype]:
             raise InvalidRequest(f"input '{self.name}' is {self.datatype}, received {DATATYPES[array.dtype]}")
-        if array.shape != self.shape:
-            self._check_sizes(array.shape)
+        sizes = zip(array.shape, self.shape, strict=False)
+        if array.ndim != len(self.shape) or any(wanted not in (-1, size) for size, wanted in sizes):
+            raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(array.shape)}")
+
+    def reshaped(self, array: Array, is_batched: bool) -> Array:
+        """`array` as the runtime takes it."""
         if self.reshape is None:
             return array
         head = array.shape[:1] if is_batched else ()
         sizes = array.shape[len(head) :]
         return array.reshape(head + fill_sizes(self.reshape, self.shape[len(head) :], sizes))
-
-    def _check_sizes(self, shape: tuple[int, ...]) -> None:
-        if len(shape) == len(self.shape):
-            for size, wanted in zip(shape, self.shape, strict=True):
-                if wanted not in (-1, size):
-                    break
-            else:
-                return
-        raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(shape)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,34 +59,56 @@ class ModelSpec:
     output_names: tuple[str, ...] = field(init=False)
     is_batched: bool = field(init=False)  # whether the first dimension counts rows
     is_padded: bool = field(init=False)  # whether requests of different sizes may share a batch
+    is_reshaped: bool = field(init=False)  # whether the runtime sees any input in another shape
+    known_forms: dict[BatchKey, tuple[int, BatchKey]] = field(init=False, compare=False)  # rows and key of what was right before
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {spec.name: spec for spec in self.inputs})
         object.__setattr__(self, "output_names", tuple(spec.name for spec in self.outputs))
         object.__setattr__(self, "is_batched", self.max_batch_size > 0)
         object.__setattr__(self, "is_padded", any(spec.pad_value is not None for spec in self.inputs))
+        object.__setattr__(self, "is_reshaped", any(spec.reshape is not None for spec in self.inputs))
+        object.__setattr__(self, "known_forms", {})
 
     @property
     def has_fixed_sizes(self) -> bool:
         """Whether every row takes as many bytes as any other."""
         return all(spec.datatype != "BYTES" and -1 not in spec.shape[self.is_batched :] for spec in self.inputs)
 
-    def check_inputs(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], int]:
-        """The inputs as the runtime takes them, and how many rows they are."""
-        checked: dict[str, Array] = {}
+    def check_inputs(self, arrays: dict[str, Array]) -> tuple[dict[str, Array], int, BatchKey]:
+        """The inputs as the runtime takes them, how many rows they are, and whom they may share a batch with: equal keys."""
+        # all of it follows from types and shapes, which a client's requests have in common
+        form = tuple([(name, array.dtype, array.shape) for name, array in arrays.items()])
+        known = self.known_forms.get(form)
+        if known is None:
+            self._check(arrays)
+        if self.is_reshaped:
+            arrays = {name: self.by_name[name].reshaped(array, self.is_batched) for name, array in arrays.items()}
+        if known is None:
+            known = (self._count_rows(arrays) if self.is_batched else 1, self._batch_key(arrays))
+            if len(self.known_forms) < _MAX_KNOWN_FORMS:
+                self.known_forms[form] = known
+        return arrays, *known
+
+    def _check(self, arrays: dict[str, Array]) -> None:
         for name, array in arrays.items():
             spec = self.by_name.get(name)
             if spec is None:
                 known = ", ".join(repr(known.name) for known in self.inputs)
                 raise InvalidRequest(f"model '{self.name}' has no input {name!r}; it has {known}")
-            checked[name] = spec.check(array, self.is_batched)
-        if len(checked) != len(self.inputs):
-            missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in checked]
+            spec.check(array)
+        if len(arrays) != len(self.inputs):
+            missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in arrays]
             if missing:
                 raise InvalidRequest(f"model '{self.name}' also needs the input {', '.join(map(repr, missing))}")
-            if not checked:
+            if not arrays:
                 raise InvalidRequest(f"model '{self.name}' needs at least one of its inputs")
-        return checked, self._count_rows(arrays) if self.is_batched else 1
+
+    def _batch_key(self, arrays: dict[str, Array]) -> BatchKey:
+        """Same inputs, and same sizes wherever nothing is padded."""
+        return tuple(
+            (name, array.ndim if self.by_name[name].pad_value is not None else array.shape[1:]) for name, array in arrays.items()
+        )
 
     def _count_rows(self, arrays: dict[str, Array]) -> int:
         sizes = {array.shape[0] for array in arrays.values()}

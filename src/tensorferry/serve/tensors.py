@@ -74,7 +74,7 @@ def decode_bytes(datatype: str, shape: tuple[int, ...], data: bytes | memoryview
     if datatype == "BOOL":
         # any byte but zero is true; numpy's own booleans may only be 0 or 1
         return np.not_equal(np.frombuffer(data, np.uint8), 0).reshape(shape)
-    array: Array = np.frombuffer(data, dtype).reshape(shape)
+    array: Array = np.ndarray(shape, dtype, data)
     # behind a JSON header the bytes start anywhere, and runtimes may use aligned loads
     return array if array.flags.aligned else array.copy()
 

@@ -113,7 +113,7 @@ class RestApp:
                 status = _send_outcome(exchange, outcome, forms, trace)
             except RequestFault as fault:
                 status = _send_fault(exchange, fault)
-            if self.plane.settings.is_verbose or self.plane.settings.is_traced(wanted.model_name):
+            if self.plane.settings.logs(wanted.model_name):
                 log_request(wanted, outcome, "http", status, time.perf_counter() - started, trace)
 
         exchange.ticket = self.plane.submit(wanted, answer)

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, WantedOutput
+from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.spec import ModelSpec
 from tensorferry.serve.tensors import (
@@ -79,8 +79,7 @@ class Layout:
     wanted: tuple[WantedOutput, ...]
     forms: OutputForms
     id: str
-    priority: int
-    timeout_microseconds: int
+    urgency: Urgency
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -100,20 +99,18 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
     """The request of a body whose JSON is `header_length` bytes long (all of it, where that is empty)."""
     head, rest = body, _NO_BYTES
     if header_length:
-        is_number = header_length.isascii() and header_length.isdecimal() and len(header_length) <= _MAX_NUM_DIGITS
-        if not is_number or int(header_length) > len(body):
+        length = _read_length(header_length)
+        if length is None or length > len(body):
             raise InvalidRequest(
                 f"the Inference-Header-Content-Length {header_length[:20]!r} does not fit a body of {len(body)} bytes"
             )
-        head, rest = body[: int(header_length)], memoryview(body)[int(header_length) :]
+        head, rest = body[:length], memoryview(body)[length:]
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
     layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
     if layout.nbytes != len(rest):
         raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
-    return InferRequest(
-        name, version, inputs, layout.wanted, layout.id, layout.priority, layout.timeout_microseconds
-    ), layout.forms
+    return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency), layout.forms
 
 
 def read_raw_request(name: str, version: str, body: bytes, spec: ModelSpec) -> tuple[InferRequest, OutputForms]:
@@ -155,6 +152,12 @@ def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | N
     return (len(text) if tail else None), [text, *tail]
 
 
+@lru_cache(maxsize=256)
+def _read_length(text: str) -> int | None:
+    """A length in a header; None where it is no number, or beyond all memory."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_NUM_DIGITS else None
+
+
 def _read_layout(head: bytes) -> Layout:
     found = read_json(head)
     listed = found.get("inputs")
@@ -183,8 +186,7 @@ def _read_layout(head: bytes) -> Layout:
         wanted=wanted,
         forms=forms,
         id=request_id,
-        priority=_read_count(parameters, "priority"),
-        timeout_microseconds=_read_count(parameters, "timeout"),
+        urgency=Urgency(_read_count(parameters, "priority"), _read_count(parameters, "timeout")),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.requests import InferRequest, InferResponse, RegionSlice, WantedOutput
+from tensorferry.serve.requests import InferRequest, InferResponse, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
 
@@ -59,8 +59,7 @@ def read_request(message: Any, regions: Regions) -> InferRequest:
         inputs=inputs,
         wanted=tuple(_read_output(output) for output in message.outputs),
         id=message.id,
-        priority=_count(parameters, "priority"),
-        timeout_microseconds=_count(parameters, "timeout"),
+        urgency=Urgency(_count(parameters, "priority"), _count(parameters, "timeout")),
     )
 
 

@@ -54,7 +54,7 @@ def infer(plane: DataPlane, call: Call, data: bytes) -> None:
 def _submit(plane: DataPlane, request: InferRequest, trace: Trace | None, answer: Callable[[Outcome], Status]) -> Work:
     """Start an inference; it stands in the log when it is answered, where that is wanted."""
     settings = plane.settings
-    if not settings.is_verbose and not settings.is_traced(request.model_name):
+    if not settings.logs(request.model_name):
         return plane.submit(request, answer)
     started = time.perf_counter()
 
