@@ -3,6 +3,8 @@
 import pytest
 from programs import run_program
 
+from tensorferry.units import parse_bytes
+
 PROGRAM = """
     import json, sys
     import torch
@@ -94,3 +96,35 @@ def test_a_budget_holds_where_gradients_add_up_over_slices_of_a_batch() -> None:
     )
     assert added["followed"]
     assert added["peak"] <= 48 * 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", ["120MiB", "180MiB"])
+def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is_kept(budget: str) -> None:
+    found = run_program(
+        """
+        import json, sys
+        import torch
+        import tensorferry as ferry
+        from tensorferry.plan import TierSpeed
+        from tensorferry.recipes.gpt import GPT, compute_loss, make_batch
+        from tensorferry.tiers.files import FileTier
+
+        FileTier.speed = lambda self: TierSpeed("disk", 5e7, 5e7)  # so slow a tier makes the planner recompute
+        torch.set_num_threads(2)
+        torch.manual_seed(0)
+        model = GPT(num_layers=6, width=256)
+        batch = make_batch(8, length=256)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with ferry.large_model(model, budget=sys.argv[1]) as big:
+            for step in range(6):
+                compute_loss(model, *batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        report = big.report()
+        print(json.dumps({"peak": report.measured_peak_nbytes, "recomputed": report.moved.recomputed_nbytes}))
+        """,
+        budget,
+    )
+    assert found["recomputed"] > 0
+    assert found["peak"] <= parse_bytes(budget)

@@ -22,6 +22,7 @@ _MAX_RECORDS = 4  # a kind of step that keeps changing is not recorded for ever
 _LATE_SHARE = 0.05  # of the step, lost in waiting: worth another plan
 _REMEMBERED_STEPS = 5
 _LOOSE_STALL_SHARE = 0.05  # of the step: more waiting than this costs more than fresh pages do
+_LOOSE_SLACK_NBYTES = 8 * 2**20  # by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
 
 
 class Course:
@@ -104,7 +105,7 @@ class Course:
         ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self.trace.ops, recorder.loose_nbytes, strict=True))
         loose = replace(self.trace, ops=ops)
         try:
-            plan = make_plan(loose, budget_nbytes, machine, recompute=recompute)
+            plan = make_plan(loose, budget_nbytes - _LOOSE_SLACK_NBYTES, machine, recompute=recompute)
         except BudgetTooSmall:
             return None
         return (loose, plan) if plan.stall_seconds <= _LOOSE_STALL_SHARE * plan.step_seconds else None

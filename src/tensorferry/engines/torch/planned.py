@@ -89,6 +89,13 @@ class Schedule:
         return frozenset(i for decision in self.plan.decisions for i in decision.replay)
 
     @cached_property
+    def return_nbytes(self) -> list[int]:
+        """By ordinal: what is allocated to have a saved storage back, by a copy or by running its ops again."""
+        demand = self.demand_nbytes
+        again = [sum(demand[i] for i in decision.replay) if decision is not None else 0 for decision in self.decisions]
+        return [max(nbytes, self.trace.storages[s].nbytes) for nbytes, s in zip(again, self.saved_storages, strict=True)]
+
+    @cached_property
     def last_wanted(self) -> int:
         """After this op nothing that was saved is needed any more."""
         return max((self.trace.storages[s].wanted_at or 0 for s in self.saved_storages), default=-1)
@@ -178,6 +185,8 @@ class PlannedStep:
     def on_wanted(self, saved: SavedStorage) -> None:
         if saved.wanted or saved.resident:
             return
+        if saved.copy_in is None:  # what is on its way is held already
+            self._clear(self._return_nbytes(saved))
         start = time.perf_counter()
         before_seconds = self.store.stall_seconds
         is_replay = saved.replay is not None
@@ -222,9 +231,16 @@ class PlannedStep:
 
     def _hold_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make room for an op that is not in the plan: what it will allocate is guessed to be as much as it reads."""
-        demand_nbytes = sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.is_sparse)
+        self._clear(sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.is_sparse))
+
+    def _clear(self, demand_nbytes: int) -> None:
+        """Make room if there is too little."""
         if self._held_nbytes(demand_nbytes) + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
+
+    def _return_nbytes(self, saved: SavedStorage) -> int:
+        nbytes = self.schedule.return_nbytes
+        return nbytes[saved.ordinal] if saved.ordinal < len(nbytes) else saved.nbytes
 
     def _fetch(self, item: SavedStorage | StateStorage) -> None:
         if isinstance(item, SavedStorage):
