@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from measure import Measurement, measure
 from trainings import Case, Request
 
-# sizes small enough that the whole search takes minutes
-BASE_SIZES = {"unet": 64, "resnet50": 8, "resnet152": 4, "googlenet": 8, "gpt": 4}
+# small enough that the whole search takes minutes; a U-Net of 64 would grow by 40 % and more from one size to the next
+BASE_SIZES = {"unet": 80, "resnet50": 8, "resnet152": 4, "googlenet": 8, "gpt": 4}
 _UNET_STEP = 8  # between two sizes; everything else grows by one image or text
 _CAP_STEP_UP = 1.02
 _MAX_GROWTH = 16  # no search goes beyond this many times the base size

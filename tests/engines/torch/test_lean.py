@@ -10,12 +10,15 @@ BACKWARD = torch.ops.aten.convolution_backward.default
 
 
 def _arguments(
-    shape: tuple[int, ...], num_out: int, edge: int, stride: int, bias: bool, dtype: torch.dtype
+    shape: tuple[int, ...], num_out: int, edge: int, stride: int, bias: bool, dtype: torch.dtype, *, is_last: bool = False
 ) -> tuple[object, ...]:
     torch.manual_seed(0)
     num_dims = len(shape) - 2
     x = torch.randn(shape).to(dtype)
     weight = torch.randn(num_out, shape[1], *[edge] * num_dims).to(dtype)
+    if is_last:
+        layout = torch.channels_last if num_dims == 2 else torch.channels_last_3d
+        x, weight = x.to(memory_format=layout), weight.to(memory_format=layout)
     rest = ([stride] * num_dims, [edge // 2] * num_dims, [1] * num_dims, False, [0] * num_dims, 1)
     y = FORWARD(x, weight, None, *rest)
     return (torch.randn_like(y), x, weight, [num_out] if bias else None, *rest)
@@ -23,14 +26,15 @@ def _arguments(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
 @pytest.mark.parametrize(
     ("shape", "num_out", "edge", "stride"),
     [((4, 8, 20, 20), 16, 3, 1), ((4, 32, 14, 14), 8, 1, 1), ((4, 16, 15, 15), 24, 1, 2), ((1, 8, 12, 12, 12), 4, 3, 1)],
 )
 def test_split_convolution_gradients_are_identical(
-    shape: tuple[int, ...], num_out: int, edge: int, stride: int, bias: bool, dtype: torch.dtype
+    shape: tuple[int, ...], num_out: int, edge: int, stride: int, is_last: bool, bias: bool, dtype: torch.dtype
 ) -> None:
-    arguments = _arguments(shape, num_out, edge, stride, bias, dtype)
+    arguments = _arguments(shape, num_out, edge, stride, bias, dtype, is_last=is_last)
     for mask in ([True, True, bias], [False, True, bias], [True, False, False]):
         plain, lean = BACKWARD(*arguments, mask), run_op(BACKWARD, (*arguments, mask), {})
         for expected, received in zip(plain, lean, strict=True):

@@ -22,7 +22,8 @@ _MAX_RECORDS = 4  # a kind of step that keeps changing is not recorded for ever
 _LATE_SHARE = 0.05  # of the step, lost in waiting: worth another plan
 _REMEMBERED_STEPS = 5
 _LOOSE_STALL_SHARE = 0.05  # of the step: more waiting than this costs more than fresh pages do
-_LOOSE_SLACK_NBYTES = 8 * 2**20  # by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
+# by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
+_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
 
 
 class Course:
@@ -104,8 +105,9 @@ class Course:
         assert self.trace is not None
         ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self.trace.ops, recorder.loose_nbytes, strict=True))
         loose = replace(self.trace, ops=ops)
+        slack_nbytes = min(int(_LOOSE_SLACK_SHARE * budget_nbytes), _MAX_LOOSE_SLACK_NBYTES)
         try:
-            plan = make_plan(loose, budget_nbytes - _LOOSE_SLACK_NBYTES, machine, recompute=recompute)
+            plan = make_plan(loose, budget_nbytes - slack_nbytes, machine, recompute=recompute)
         except BudgetTooSmall:
             return None
         return (loose, plan) if plan.stall_seconds <= _LOOSE_STALL_SHARE * plan.step_seconds else None

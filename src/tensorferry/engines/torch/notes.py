@@ -13,7 +13,7 @@ def floor_notes(trace: Trace) -> tuple[str, ...]:
     if "convolution" in op.name and 0 < op.workspace_nbytes <= held_nbytes - op.workspace_nbytes:
         return (
             f"the smallest budget is set by {op.name!r} ({op.phase}): this conv holds {format_bytes(op.workspace_nbytes)} of "
-            "reordered copies while it runs; channels_last (3D: channels_last_3d) removes them.",
+            "reordered copies while it runs; channels_last (3D: channels_last_3d) has fewer of them or none.",
         )
     return (
         f"the smallest budget is set by {op.name!r} ({op.phase}), which holds {format_bytes(held_nbytes)} while it runs; "

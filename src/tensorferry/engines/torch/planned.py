@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,7 @@ class PlannedStep:
         self._await_states(args, kwargs)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
-        out = run_op(func, args, kwargs)
+        out = run_op(func, args, kwargs, partial(self._between_kernels, position) if planned else _do_nothing)
         diary.op_ends.append(time.perf_counter())
         if planned and position in self.schedule.noted:
             with self.store.at_work():
@@ -250,6 +250,11 @@ class PlannedStep:
         if copy is not None:
             self.diary.copies.append((Lane.IN, copy, self._storage(item)))
 
+    def _between_kernels(self, position: int) -> None:
+        """What the first kernel of an op has freed stands in the way of the second one if it was kept."""
+        with self.store.lock:
+            self._held_nbytes(self.schedule.demand_nbytes[position])
+
     def _await_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         start, before_seconds = time.perf_counter(), self.store.stall_seconds
         if self.states.bring_back_touched(args, kwargs) and self.store.stall_seconds > before_seconds:
@@ -342,3 +347,7 @@ class PlannedStep:
 
     def _label(self, storage: int | None) -> str:
         return self.schedule.trace.storages[storage].label if storage is not None else ""
+
+
+def _do_nothing() -> None:
+    pass

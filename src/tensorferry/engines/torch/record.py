@@ -112,7 +112,7 @@ class Recorder:
         workspace: Workspace,
         touched_nbytes: int = 0,
     ) -> None:
-        """An op has run; `touched_nbytes` is the fresh memory it took, freed again or not."""
+        """An op has run; `touched_nbytes` is the fresh memory that one of its kernels took at most, freed again or not."""
         position, phase = self.position, self._phase()
         name = f"{self._names.current(phase)} {func.name().removeprefix('aten::')}".strip()
         read = [self._seen(tensor, phase) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
@@ -399,13 +399,19 @@ class RecordingStep:
         device.trim()
         self.store.held_nbytes()  # slots of storages that died are given back here
         device.reset_peak()
-        before_nbytes, touched_nbytes = device.resident_nbytes(), device.touched_nbytes()
+        before_nbytes = device.resident_nbytes()
+        # by kernel: what was held when it began, and what had been touched by then
+        begins = [(0, device.touched_nbytes())]
         device.synchronize()
         start = time.perf_counter()
-        out = run_op(func, args, kwargs)
+        out = run_op(
+            func, args, kwargs, lambda: begins.append((device.resident_nbytes() - before_nbytes, device.touched_nbytes()))
+        )
         device.synchronize()
         seconds = time.perf_counter() - start
-        rise_nbytes, touched_nbytes = device.peak_nbytes() - before_nbytes, device.touched_nbytes() - touched_nbytes
+        rise_nbytes = device.peak_nbytes() - before_nbytes
+        ends = [*(touched for _, touched in begins[1:]), device.touched_nbytes()]
+        touched_nbytes = max(held + end - touched for (held, touched), end in zip(begins, ends, strict=True))
 
         def workspace(new_nbytes: int) -> int:
             extra = rise_nbytes - new_nbytes
