@@ -21,7 +21,7 @@ _MAX_PLANS = 12
 _MAX_RECORDS = 4  # a kind of step that keeps changing is not recorded for ever
 _LATE_SHARE = 0.05  # of the step, lost in waiting: worth another plan
 _REMEMBERED_STEPS = 5
-_LOOSE_STALL_SHARE = 0.05  # of the step: more waiting than this costs more than fresh pages do
+_LOOSE_COST_SHARE = 0.1  # of the step: more waiting than this costs more than fresh pages do
 # by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
 _LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
 
@@ -87,10 +87,13 @@ class Course:
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
         careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(floor.nbytes, limit_nbytes))
+        trace, plan = self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
-        trace, plan = loose or (self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute))
+        reuses_freed = loose is not None and loose[1].step_seconds <= (1 + _LOOSE_COST_SHARE) * plan.step_seconds
+        if loose is not None and reuses_freed:
+            trace, plan = loose
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
-        self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed=loose is not None)
+        self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed)
         self.predicted = simulate(trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False
@@ -100,17 +103,16 @@ class Course:
     ) -> tuple[Trace, Plan] | None:
         """A plan with room for freed memory to be kept and used again, which saves the time to clear fresh pages.
 
-        None where that does not fit, or costs more waiting than it is worth.
+        None where that does not fit.
         """
         assert self.trace is not None
         ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self.trace.ops, recorder.loose_nbytes, strict=True))
         loose = replace(self.trace, ops=ops)
         slack_nbytes = min(int(_LOOSE_SLACK_SHARE * budget_nbytes), _MAX_LOOSE_SLACK_NBYTES)
         try:
-            plan = make_plan(loose, budget_nbytes - slack_nbytes, machine, recompute=recompute)
+            return loose, make_plan(loose, budget_nbytes - slack_nbytes, machine, recompute=recompute)
         except BudgetTooSmall:
             return None
-        return (loose, plan) if plan.stall_seconds <= _LOOSE_STALL_SHARE * plan.step_seconds else None
 
     def end_planned(self, step: PlannedStep, peak_nbytes: int) -> None:
         """A planned step of this kind has run; `peak_nbytes` is 0 where it was not measured."""
