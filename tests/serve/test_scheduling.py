@@ -165,19 +165,9 @@ def test_an_output_that_cannot_be_finished_is_an_error_of_its_request() -> None:
     model.close()
 
 
-def test_instances_run_side_by_side() -> None:
-    behind = Behind(BatchPolicy(max_batch_size=1), num_gates=2)
-    behind.submit(1)
-    behind.submit(2)
-    wait_until(lambda: all(len(gate.batches) == 1 for gate in behind.gates))
-    for gate in behind.gates:
-        gate.passes.release()
-    behind.scheduler.close()
-    assert len(behind.answers) == 2
-
-
-def test_instances_that_are_free_at_once_share_what_queued() -> None:
-    behind = Behind(BatchPolicy(max_batch_size=8), num_gates=2)
+@pytest.mark.parametrize("max_batch_size", [1, 8])
+def test_instances_run_side_by_side_and_share_what_waits(max_batch_size: int) -> None:
+    behind = Behind(BatchPolicy(max_batch_size=max_batch_size), num_gates=2)
     behind.submit(1)
     behind.submit(2)
     wait_until(lambda: all(len(gate.batches) == 1 for gate in behind.gates))
@@ -185,6 +175,7 @@ def test_instances_that_are_free_at_once_share_what_queued() -> None:
         gate.passes.release()
     behind.scheduler.close()
     assert sorted(batch for gate in behind.gates for batch in gate.batches) == [[1], [2]]
+    assert len(behind.answers) == 2
 
 
 def test_a_cancelled_request_is_never_run() -> None:

@@ -153,7 +153,7 @@ class PlannedStep:
         self._await_states(args, kwargs)
         diary = self.diary
         diary.op_starts.append(time.perf_counter())
-        out = run_op(func, args, kwargs, partial(self._between_kernels, position) if planned else _do_nothing)
+        out = run_op(func, args, kwargs, partial(self._between_kernels, position) if planned else None)
         diary.op_ends.append(time.perf_counter())
         if planned and position in self.schedule.noted:
             with self.store.at_work():
@@ -347,7 +347,3 @@ class PlannedStep:
 
     def _label(self, storage: int | None) -> str:
         return self.schedule.trace.storages[storage].label if storage is not None else ""
-
-
-def _do_nothing() -> None:
-    pass
