@@ -21,7 +21,6 @@ _DEFAULT_MAX_MAPPED = 65536
 _PR_SET_THP_DISABLE = 41
 _PR_GET_THP_DISABLE = 42
 
-_RETURNED_NBYTES = 2**20
 _GLIBC_MAX_THRESHOLD_NBYTES = 32 * 2**20  # larger blocks are mapped on their own and unmapped when freed, if any may be
 _NEVER_NBYTES = 2**31 - 1
 
@@ -93,9 +92,9 @@ class Heap:
         self._mallopt = getattr(library, "mallopt", None)
         self._malloc_trim = getattr(library, "malloc_trim", None)
 
-    def return_at_once(self) -> None:
-        """From now on every freed block of 1 MiB or more goes back to the system: resident memory is what is live."""
-        self._set(_RETURNED_NBYTES, _RETURNED_NBYTES, _DEFAULT_MAX_MAPPED)
+    def return_at_once(self, min_nbytes: int = 2**20) -> None:
+        """From now on every freed block of at least that size goes back to the system: resident memory is what is live."""
+        self._set(min_nbytes, min_nbytes, _DEFAULT_MAX_MAPPED)
 
     def keep_for_reuse(self) -> None:
         """From now on freed blocks of any size stay for the next allocation, until `trim`."""

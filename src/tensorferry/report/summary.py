@@ -134,8 +134,9 @@ def floor_sentence(report: "Report") -> str:
         return f"{head} op {plan.floor_op}."
     op = trace.ops[plan.floor_op]
     storages = {s for s in (*op.inputs, *op.outputs) if s < len(trace.storages)}
-    holds = format_bytes(sum(trace.storages[s].nbytes for s in storages))
-    workspace = f" and {format_bytes(op.workspace_nbytes)} of workspace" if op.workspace_nbytes else ""
+    # what it writes in place of an input is counted as workspace below zero
+    holds = format_bytes(sum(trace.storages[s].nbytes for s in storages) + min(0, op.workspace_nbytes))
+    workspace = f" and {format_bytes(op.workspace_nbytes)} of workspace" if op.workspace_nbytes > 0 else ""
     return f"{head} {clip(op.name, 80)} ({op.phase}): {holds} of inputs and outputs{workspace}."
 
 

@@ -173,7 +173,9 @@ class Bench:
         return self._run(lambda: self.concrete(self.data), num_steps)
 
     def run(self, decisions: Any, num_steps: int = 3, gate_all: bool = False) -> tuple[list[float], list[bytes]]:
-        stops = carry_out(self.recording, decisions, self.edit, self.crossings, min_nbytes=SMALLEST_NBYTES, gate_all=gate_all)
+        stops = carry_out(
+            self.recording, decisions, self.edit, self.crossings, gated_nbytes=0 if gate_all else SMALLEST_NBYTES
+        )
         function = self.edit.make_function(self.concrete.function_type)
 
         def step() -> Any:

@@ -40,7 +40,7 @@ PROGRAM = """
     assert trace.movable
     crossings, edit = Crossings(open_tier("auto"), Device(0), 30.0), Edit(concrete.graph)
     decisions = [Decision(s, Action.SWAP, trace.storages[s].nbytes, trace.storages[s].wanted_at) for s in trace.movable]
-    stops = carry_out(recording, decisions, edit, crossings, min_nbytes=4096, gate_all=True)
+    stops = carry_out(recording, decisions, edit, crossings, gated_nbytes=0)
     swapped = edit.make_function(concrete.function_type)
     context.context().enable_graph_collection()
     start = weight.numpy()

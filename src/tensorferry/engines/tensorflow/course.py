@@ -27,6 +27,7 @@ _WORTH_SHARE = 0.03  # of a step that another plan must save
 # of the allocator adds up
 _FIRST_CAUTION_SHARE = 0.1
 _REMEMBERED_STEPS = 5
+_GATED_SHARE = 1 / 128  # of the limit: units that together add less share a gate, since every gate calls Python
 
 
 class Course:
@@ -48,7 +49,8 @@ class Course:
         self._min_nbytes = min_nbytes
         self._stops = Stops({}, {})
         self._num_planned_steps = 0
-        self._error_nbytes = 0  # how far a step was above its plan
+        self._error_nbytes = 0  # how far a step was above what was simulated: blocks larger than asked for, copies that were late
+        self._simulated_nbytes = 0
         self._allocator_limit_nbytes = 0
         self._urgent = False  # the last step was above the limit
 
@@ -65,7 +67,7 @@ class Course:
         decisions = [
             Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable
         ]
-        self._rebuild(decisions, gate_all=True)
+        self._rebuild(decisions, gated_nbytes=0)
 
     def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
@@ -76,26 +78,31 @@ class Course:
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
         self.wants_plan = False
-        if self.plan is not None and not self._urgent and not self._is_worth(plan, machine):
-            return
+        if self.plan is not None and not self._urgent:
+            current = simulate(self.trace, self.plan, machine)
+            if plan.step_seconds >= (1 - _WORTH_SHARE) * current.step_seconds:  # not worth a new function
+                self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
+                return
         self.num_plans += 1
-        self.predicted = simulate(self.trace, plan, machine)
         if self.plan is None or plan.decisions != self.plan.decisions:
-            self._rebuild(plan.decisions, gate_all=False)
-        self.plan = plan
+            self._rebuild(plan.decisions, gated_nbytes=max(self._min_nbytes, int(_GATED_SHARE * limit_nbytes)))
+        self._expect(plan, simulate(self.trace, plan, machine))
         self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
 
-    def _is_worth(self, plan: Plan, machine: Machine) -> bool:
-        """Whether a plan saves more than it takes to make a new function of it."""
-        assert self.plan is not None
-        current = simulate(self.trace, self.plan, machine)
-        return plan.step_seconds < (1 - _WORTH_SHARE) * current.step_seconds
-
-    def _rebuild(self, decisions: Sequence[Decision], *, gate_all: bool) -> None:
-        self._edit.undo()
-        self._stops = carry_out(
-            self.recording, decisions, self._edit, self._crossings, min_nbytes=self._min_nbytes, gate_all=gate_all
+    def _expect(self, plan: Plan, timeline: Timeline) -> None:
+        """Go by a plan whose steps will be like this, and as far above it as steps have been."""
+        self.predicted = replace(timeline, peak_nbytes=timeline.peak_nbytes + self._error_nbytes)
+        self.plan = replace(
+            plan,
+            peak_nbytes=self.predicted.peak_nbytes,
+            step_seconds=timeline.step_seconds,
+            stall_seconds=timeline.stall_seconds,
         )
+        self._simulated_nbytes = timeline.peak_nbytes
+
+    def _rebuild(self, decisions: Sequence[Decision], *, gated_nbytes: int) -> None:
+        self._edit.undo()
+        self._stops = carry_out(self.recording, decisions, self._edit, self._crossings, gated_nbytes=gated_nbytes)
         self.function = self._edit.make_function(self._function_type)
 
     # steps
@@ -139,7 +146,7 @@ class Course:
         self.measured.append((timeline, moved))
         self._num_planned_steps += 1
         self._urgent = above_nbytes > 0
-        self._error_nbytes = max(self._error_nbytes, timeline.peak_nbytes - self.plan.peak_nbytes, above_nbytes)
+        self._error_nbytes = max(self._error_nbytes, timeline.peak_nbytes - self._simulated_nbytes, above_nbytes)
         warm = self._num_planned_steps == _SETTLING_STEPS + 1
         if warm:
             seconds = self._unit_seconds(diary)

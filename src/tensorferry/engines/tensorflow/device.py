@@ -3,8 +3,11 @@
 A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
 outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, which it never gives back.
 
+What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short they go
+back to the system at once.
+
 Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every block is malloc's, and nobody keeps books. Then
-freed blocks go back to the system at once, and what is resident is what is live.
+freed blocks go back at once in any case, and what is resident is what is live.
 """
 
 import contextlib
@@ -14,6 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from tensorferry.engines.resident import Heap, ResidentMeter
+
+_SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 
 
 class Device:
@@ -25,6 +30,7 @@ class Device:
         self._meter = ResidentMeter()
         self._heap = Heap()
         self.has_statistics = self._info()["current"] > 0
+        self._is_short = False
         if not self.has_statistics:
             self._heap.return_at_once()
             self._heap.trim()
@@ -99,13 +105,20 @@ class Device:
         self._allocated_before -= nbytes
         self._resident_before -= nbytes
 
+    def save_memory(self) -> None:
+        """Memory is short: from now on nothing large that was freed stays."""
+        if self.has_statistics and not self._is_short:
+            self._is_short = True
+            self._heap.return_at_once(_SCRATCH_NBYTES)
+            self._heap.trim()
+
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""
         self._heap.trim()
 
     def close(self) -> None:
         """Leave malloc and the file descriptors as they were."""
-        if not self.has_statistics:
+        if self._is_short or not self.has_statistics:
             self._heap.restore()
         self._meter.close()
 

@@ -159,6 +159,8 @@ class LargeFunction:
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
             self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
+            if trace.plain_peak_nbytes > self._limit_nbytes:
+                self._device.save_memory()
             course.prepare_record()
             course.wants_plan = False
             return

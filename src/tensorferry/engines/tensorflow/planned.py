@@ -43,10 +43,13 @@ class Stops:
 
 
 def carry_out(
-    recording: Recording, decisions: Iterable[Decision], edit: Edit, crossings: Crossings, *, min_nbytes: int, gate_all: bool
+    recording: Recording, decisions: Iterable[Decision], edit: Edit, crossings: Crossings, *, gated_nbytes: int
 ) -> Stops:
-    """Edit the graph so that it follows these decisions; `gate_all` puts a gate before every unit, to see what each does."""
-    return _Plan(recording, list(decisions), edit, crossings).carry_out(0 if gate_all else min_nbytes)
+    """Edit the graph so that it follows these decisions.
+
+    Units that together add less than `gated_nbytes` share a gate; with 0 each has its own, to see what it does.
+    """
+    return _Plan(recording, list(decisions), edit, crossings).carry_out(gated_nbytes)
 
 
 class _Plan:
@@ -110,7 +113,8 @@ class _Plan:
             i = unit.position
             replayed = [tables.new_nbytes[k] for s in schedule.replay.get(i, ()) for k in schedule.replayed_ops[s]]
             adds = tables.demand_nbytes[i] + sum(replayed)
-            if i == 0 or adds >= gated_nbytes or i in schedule.arrive or i in schedule.replay or i in fetch_at:
+            is_full = max(held, 0) + adds >= gated_nbytes
+            if i == 0 or is_full or i in schedule.arrive or i in schedule.replay or i in fetch_at:
                 gate, held = i, 0
                 demand[i] = 0
             demand[gate] = max(demand[gate], held + adds)
