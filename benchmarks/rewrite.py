@@ -95,9 +95,7 @@ def measure(num_blocks: int) -> Row:
         crossings = Crossings(tier, device, _WATCHDOG_SECONDS)
         with closing(crossings):
             edit = Edit(function.graph)
-            _, editing = _time(
-                lambda: carry_out(recording, plan.decisions, edit, crossings, min_nbytes=_MIN_NBYTES, gate_all=False)
-            )
+            _, editing = _time(lambda: carry_out(recording, plan.decisions, edit, crossings, gated_nbytes=_MIN_NBYTES))
             _, making = _time(lambda: edit.make_function(function.function_type))
     num_moved = sum(decision.action is not Action.KEEP for decision in plan.decisions)
     return Row(num_ops, num_moved, read, planning, editing, making, process_time() - cpu)

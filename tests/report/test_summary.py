@@ -1,11 +1,13 @@
 """The sentences of a report."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tensorferry.report import Report
 from tensorferry.report.summary import circumstances, clip, extra_time, floor_sentence, printable, verdict
+from tensorferry.units import format_bytes
 
 
 def test_a_run_within_the_budget_fits(report_of: Callable[..., Report]) -> None:
@@ -37,6 +39,18 @@ def test_extra_time_has_a_sign(report_of: Callable[..., Report]) -> None:
 def test_the_floor_is_told_without_a_trace_too(report_of: Callable[..., Report]) -> None:
     report = report_of(trace=None)
     assert floor_sentence(report) == f"Smallest budget 341 MiB, set by op {report.plan.floor_op}."  # type: ignore[union-attr]
+
+
+def test_what_an_op_writes_in_place_is_not_counted_twice_in_the_floor(report_of: Callable[..., Report]) -> None:
+    report = report_of()
+    assert report.plan is not None
+    assert report.trace is not None
+    i = report.plan.floor_op
+    op = report.trace.ops[i]
+    held = sum(report.trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
+    ops = (*report.trace.ops[:i], replace(op, workspace_nbytes=-(2**20)), *report.trace.ops[i + 1 :])
+    sentence = floor_sentence(replace(report, trace=replace(report.trace, ops=ops)))
+    assert sentence.endswith(f": {format_bytes(held - 2**20)} of inputs and outputs.")
 
 
 def test_one_is_counted_in_the_singular(report_of: Callable[..., Report]) -> None:

@@ -172,14 +172,14 @@ class Bench:
     def run_plain(self, num_steps: int = 3) -> tuple[list[float], list[bytes]]:
         return self._run(lambda: self.concrete(self.data), num_steps)
 
-    def run(self, decisions: Any, num_steps: int = 3, gate_all: bool = False) -> tuple[list[float], list[bytes]]:
-        stops = carry_out(
-            self.recording, decisions, self.edit, self.crossings, gated_nbytes=0 if gate_all else SMALLEST_NBYTES
-        )
+    def run(
+        self, decisions: Any, num_steps: int = 3, gated_nbytes: int = SMALLEST_NBYTES, watched: bool = False
+    ) -> tuple[list[float], list[bytes]]:
+        stops = carry_out(self.recording, decisions, self.edit, self.crossings, gated_nbytes=gated_nbytes)
         function = self.edit.make_function(self.concrete.function_type)
 
         def step() -> Any:
-            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=gate_all)
+            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=watched)
             logs = function(self.data)
             self.diary = self.crossings.end_step()
             return logs

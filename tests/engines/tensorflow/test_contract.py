@@ -26,7 +26,7 @@ def _swap(bench: Bench, s: int) -> Decision:
 def test_results_are_identical_when_everything_is_swapped_and_watched(bench: Bench) -> None:
     plain = bench.run_plain()
     assert len(bench.recording.trace.movable) > 3
-    swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gate_all=True)
+    swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gated_nbytes=0, watched=True)
     assert len(bench.diary.copies) == 2 * len(bench.recording.trace.movable)
     assert swapped == plain
 
@@ -53,6 +53,16 @@ def test_results_are_identical_when_all_is_recomputed_that_can_be(bench: Bench) 
         return Decision(s, Action.RECOMPUTE, nbytes, replay=replays[s].ops, sources=replays[s].sources)
 
     assert bench.run(bench.decide(choose)) == bench.run_plain()
+
+
+def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Bench) -> None:
+    decisions = bench.decide(lambda s: _swap(bench, s))
+    plain = bench.run_plain()
+    bench.run(decisions, num_steps=1, gated_nbytes=0)
+    num_units = len(bench.diary.passed)
+    shared = bench.run(decisions, gated_nbytes=bench.recording.trace.plain_peak_nbytes)
+    assert len(bench.diary.passed) < num_units == len(bench.recording.trace.ops)
+    assert shared == plain
 
 
 def test_an_edit_that_was_undone_leaves_the_graph_as_it_was(bench: Bench) -> None:

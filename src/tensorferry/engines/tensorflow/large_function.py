@@ -155,6 +155,9 @@ class LargeFunction:
             expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
+        if course.plan is not None and find_floor(trace).nbytes > self._limit_nbytes:
+            course.wants_plan = False  # what was learnt since is no reason to end a training that runs
+            return
         self._refuse_below_floor(trace, is_cold=not course.recorded)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
@@ -172,6 +175,7 @@ class LargeFunction:
             recompute=self._settings.recompute,
             fetch_ahead=self._settings.fetch_ahead,
         )
+        self._device.trim()  # what the function before held
         assert course.plan is not None
         self._tier.check_room(course.plan.nbytes(Action.SWAP))
 
@@ -185,7 +189,9 @@ class LargeFunction:
             course.end_record(diary)
             return
         peak_nbytes = self._device.resident_peak_nbytes()
-        timeline = course.timeline(diary, self._outside_nbytes, self._device.allocated_peak_nbytes() + self._outside_nbytes)
+        # neither is less than this step took: pages of earlier steps stay, and what is outside was never all there at once
+        own_nbytes = min(peak_nbytes, self._device.allocated_peak_nbytes() + self._outside_nbytes)
+        timeline = course.timeline(diary, self._outside_nbytes, own_nbytes)
         # the allocator gives nothing back, so only a step that made resident memory grow can do better next time
         above_nbytes = peak_nbytes - self._limit_nbytes if peak_nbytes > before_nbytes else 0
         course.end_planned(diary, timeline, above_nbytes)
