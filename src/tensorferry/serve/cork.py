@@ -16,12 +16,7 @@ class Cork:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self.waiting: list[Callable[[], None]] = []
-        self.is_flushing = False
-
-    @property
-    def is_turn_over(self) -> bool:
-        """Whether this is called from what waited for the end of a turn, so that the loop itself has nothing half done."""
-        return self.is_flushing and threading.get_ident() == self.thread_id
+        self.is_flushing = False  # what waited for the end of a turn is being called, and the loop itself has nothing half done
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the turns of `loop`, which runs in this thread."""

@@ -61,7 +61,7 @@ class Mailbox:
 
     def post(self, call: Callable[[Any], None], value: Any) -> None:
         """Have `call(value)` made on the loop."""
-        if self.cork.is_turn_over and not self.is_telling:
+        if self.cork.is_flushing and not self.is_telling and threading.get_ident() == self.thread_id:
             self.is_telling = True
             _tell(call, value)
             self.is_telling = False

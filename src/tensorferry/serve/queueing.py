@@ -105,7 +105,10 @@ class JobQueue:
     def take(self, now: float, num_free: int = 1) -> Taken:
         """The next batch, where `num_free` instances could each run one; cancelled and late jobs leave the queue on the way."""
         taken = Taken()
-        share = None if self.policy.wants_company else -(-len(self) // num_free)
+        num_waiting = len(self)
+        share = None if self.policy.wants_company else -(-num_waiting // num_free)
+        if num_waiting == 1 and share is not None and self._take_only(taken):
+            return taken
         seen: list[tuple[deque[Job], list[Job]]] = []
         rows = num_seen = 0
         is_full = False
@@ -134,6 +137,15 @@ class JobQueue:
         if num_seen > len(taken.batch):
             _put_back(seen, taken.batch)
         return taken
+
+    def _take_only(self, taken: Taken) -> bool:
+        """The same for a queue of one, as it mostly is; False where that one needs a closer look."""
+        waiting = next(filter(None, self.in_order))
+        job = waiting[0]
+        if job.cancelled or job.deadline is not None:
+            return False
+        taken.batch.append(waiting.popleft())
+        return True
 
     def _is_late(self, job: Job, waiting: deque[Job], now: float, taken: Taken) -> bool:
         if job.deadline is None or job.deadline > now:

@@ -124,7 +124,8 @@ class Scheduler:
                 self.num_running += 1
                 self.is_spare_busy = True
             try:
-                _refuse_late(taken.late)
+                if taken.late:
+                    _refuse_late(taken.late)
                 if taken.batch:
                     self._run(self.spare, taken.batch)
             finally:
@@ -175,10 +176,13 @@ class Scheduler:
 
     def _run(self, runner: Runner, batch: list[Job]) -> None:
         started, now = time.perf_counter_ns(), time.monotonic()
-        waited = sum([now - job.queued_at for job in batch])
-        requests = [job.inputs for job in batch]
-        num_rows = [job.num_rows for job in batch]
-        total_rows = sum(num_rows)
+        waited, total_rows = 0.0, 0
+        requests, num_rows = [], []
+        for job in batch:
+            waited += now - job.queued_at
+            total_rows += job.num_rows
+            requests.append(job.inputs)
+            num_rows.append(job.num_rows)
         try:
             merged = merge(self.spec, requests)
             merged_at = time.perf_counter_ns()

@@ -63,12 +63,10 @@ class KnownHead:
     headers: dict[bytes, bytes]
     body_nbytes: int
 
-    def starts(self, data: bytes) -> bool:
-        """Whether `data` is one whole request with this head."""
-        return len(data) == len(self.data) + self.body_nbytes and data.startswith(self.data)
-
-    def with_body_of(self, data: bytes) -> HttpRequest:
-        """The request that `data` is."""
+    def read(self, data: bytes) -> HttpRequest | None:
+        """The request that `data` is, if it is one whole request with this head."""
+        if len(data) != len(self.data) + self.body_nbytes or not data.startswith(self.data):
+            return None
         return HttpRequest(self.method, self.path, self.headers, data[len(self.data) :])
 
 
@@ -144,11 +142,10 @@ class Connection(asyncio.Protocol):
         """Bytes have come."""
         if self.is_refused or self.is_closing:
             return
-        known = self.known
         if self.is_reading:
             self.arriving = b""
-        elif known is not None and self.exchange is None and known.starts(data):
-            self._begin_exchange(known.with_body_of(data))
+        elif self.known is not None and self.exchange is None and (request := self.known.read(data)) is not None:
+            self._begin_exchange(request)
             return
         else:
             self.is_reading = True
