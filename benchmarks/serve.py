@@ -134,8 +134,8 @@ def _show_throughput(work: Path, options: argparse.Namespace) -> None:
                     pairs = []
                     for _ in range(ROUNDS):
                         alone = _run_in_process(path, batch, num_instances, options.seconds)
-                        # one request more than instances, so that none waits for the client
-                        (result,) = measure(target, [num_instances + 1])
+                        # for each instance one request that waits while one runs: two instances may be done at the same time
+                        (result,) = measure(target, [2 * num_instances])
                         pairs.append((alone, result.throughput * batch))
                     alone, served = (float(np.median(column)) for column in zip(*pairs, strict=True))
                     share = float(np.median([served / alone for alone, served in pairs]))

@@ -244,3 +244,14 @@ def test_a_kind_of_step_that_was_forgotten_is_traced_anew() -> None:
     with ferry.tensorflow.same_rewrites():
         losses = [float(large(tf.ones((n, 64)))) for n in sizes]
         assert losses == [float(other.step(tf.ones((n, 64)))) for n in sizes]
+
+
+def test_a_training_that_runs_is_not_refused_for_what_is_learnt_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = _Layered(), _Layered()
+    x = tf.ones((32, 64))
+    large = ferry.tensorflow.large_function(model.step, budget=BUDGET, min_nbytes=4096)
+    with ferry.tensorflow.same_rewrites():
+        losses = [float(large(x)) for _ in range(2)]
+        monkeypatch.setattr(large._device, "outside_nbytes", lambda: 2**40)
+        losses += [float(large(x)) for _ in range(4)]
+        assert losses == [float(other.step(x)) for _ in range(6)]
