@@ -1,6 +1,5 @@
 """The repository: what is loaded when, and that nothing is ever lost or half loaded."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -21,35 +20,27 @@ from tensorferry.serve.scheduler import Closed
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 LOAD_AND_UNLOAD = """
-import json, sys, time
+import json, sys
 from pathlib import Path
+from asking import wait_until
+from tensorferry.engines.resident import ResidentMeter
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.repository import Repository
 
-repository = Repository(Path(sys.argv[1]), Workshop())
+repository, meter = Repository(Path(sys.argv[1]), Workshop()), ResidentMeter()
 
-def resident():
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) // 256
-
-def unload(at_most=None):
+def unload():
     repository.unload("large")
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        if "unloaded" in repository.index()[0].reason and (at_most is None or resident() < at_most):
-            return
-        time.sleep(0.01)
+    wait_until(lambda: "unloaded" in repository.index()[0].reason)
 
 repository.load("large")
 unload()
-before = resident()
-rises = []
+before = meter.now_nbytes()
 for _ in range(3):
     repository.load("large")
-    loaded = resident()
-    unload(before + 16)
-    rises.append((loaded - before, resident() - before))
-print(json.dumps(rises))
+    assert meter.now_nbytes() - before > 48 * 2**20
+    unload()
+    wait_until(lambda: meter.now_nbytes() - before < 16 * 2**20)
 repository.close()
 """
 
@@ -305,10 +296,8 @@ def test_an_unloaded_model_gives_its_memory_back(root: Path) -> None:
     ends = [tensor("x", "FP32", ["n", edge])], [tensor("y", "FP32", ["n", edge])]
     save_graph(root / "large" / "1" / "model.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, [raw])
     # in a process of its own: what earlier tests left here may be freed at any time
-    child = subprocess.run([sys.executable, "-c", LOAD_AND_UNLOAD, str(root)], capture_output=True, text=True, check=True)
-    for loaded_mib, unloaded_mib in json.loads(child.stdout):
-        assert loaded_mib > 48
-        assert unloaded_mib < 16
+    child = [sys.executable, "-c", LOAD_AND_UNLOAD, str(root)]
+    subprocess.run(child, check=True, cwd=Path(__file__).parent)  # where its own helpers are
 
 
 def test_a_free_first_dimension_is_only_a_batch_if_rows_are_independent(root: Path, repository: Repository) -> None:

@@ -124,8 +124,7 @@ class Scheduler:
                 self.num_running += 1
                 self.is_spare_busy = True
             try:
-                if taken.late:
-                    _refuse_late(taken.late)
+                _refuse_late(taken.late)
                 if taken.batch:
                     self._run(self.spare, taken.batch)
             finally:

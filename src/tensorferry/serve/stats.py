@@ -91,7 +91,7 @@ class Stats:
                 (self.compute_infer, batch.compute_infer, times.inferred - times.merged),
                 (self.compute_output, batch.compute_output, times.split - times.inferred),
             ):
-                # six calls of `add` would cost as much as the rest of this
+                # not six calls of `add`: every batch comes by here
                 whole.count += num_requests
                 whole.nanoseconds += nanoseconds * num_requests
                 one.count += 1

@@ -30,8 +30,8 @@ class Device:
         self._meter = ResidentMeter()
         self._heap = Heap()
         self.has_statistics = self._info()["current"] > 0
-        self._is_short = False
-        if not self.has_statistics:
+        self._returns_freed = not self.has_statistics
+        if self._returns_freed:
             self._heap.return_at_once()
             self._heap.trim()
         self._allocated_before = self._info()["current"] - held_nbytes if self.has_statistics else 0
@@ -107,10 +107,9 @@ class Device:
 
     def save_memory(self) -> None:
         """Memory is short: from now on nothing large that was freed stays."""
-        if self.has_statistics and not self._is_short:
-            self._is_short = True
+        if not self._returns_freed:
+            self._returns_freed = True
             self._heap.return_at_once(_SCRATCH_NBYTES)
-            self._heap.trim()
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""
@@ -118,7 +117,7 @@ class Device:
 
     def close(self) -> None:
         """Leave malloc and the file descriptors as they were."""
-        if self._is_short or not self.has_statistics:
+        if self._returns_freed:
             self._heap.restore()
         self._meter.close()
 

@@ -22,9 +22,9 @@ from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
 from tensorferry.engines.tensorflow.record import record
 from tensorferry.engines.tensorflow.swap import Crossings
-from tensorferry.errors import NotSupported
+from tensorferry.errors import BudgetTooSmall, NotSupported
 from tensorferry.plan import Action, Machine, find_floor
-from tensorferry.plan.floor import too_small
+from tensorferry.plan.floor import Floor, too_small
 from tensorferry.report import Counters, Report
 from tensorferry.tiers import free_memory_nbytes, open_tier, this_machine
 from tensorferry.trace import Trace
@@ -155,10 +155,12 @@ class LargeFunction:
             expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
-        if course.plan is not None and find_floor(trace).nbytes > self._limit_nbytes:
+        floor = find_floor(trace)
+        if floor.nbytes > self._limit_nbytes:
+            if course.plan is None:
+                raise self._too_small(trace, floor, is_cold=not course.recorded)
             course.wants_plan = False  # what was learnt since is no reason to end a training that runs
             return
-        self._refuse_below_floor(trace, is_cold=not course.recorded)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
             self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
@@ -196,12 +198,10 @@ class LargeFunction:
         above_nbytes = peak_nbytes - self._limit_nbytes if peak_nbytes > before_nbytes else 0
         course.end_planned(diary, timeline, above_nbytes)
 
-    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool) -> None:
+    def _too_small(self, trace: Trace, floor: Floor, *, is_cold: bool) -> BudgetTooSmall:
         """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
-        floor = find_floor(trace)
-        if floor.nbytes > self._limit_nbytes:
-            needed_nbytes = floor.nbytes + int(_COLD_SHARE * floor.nbytes) * is_cold
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
+        needed_nbytes = floor.nbytes + int(_COLD_SHARE * floor.nbytes) * is_cold
+        return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
 
     @property
     def _limit_nbytes(self) -> int:

@@ -65,8 +65,7 @@ class RestApp:
         path, _, _ = request.path.partition("?")
         try:
             if request.method == "POST" and path.endswith("/infer"):
-                if self.keys is not None:
-                    self._check_key(request, path)
+                self._check_key(request, path)
                 self._infer(request, exchange, path)
             else:
                 self._answer(request, exchange, path)
