@@ -62,6 +62,18 @@ def residual(dropout: float = 0.0) -> keras.Model:
     return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(y)))
 
 
+def inception() -> keras.Model:
+    """Pooling whose outputs convolutions read, and so do their gradients; a pooling op's own gradient reads it too."""
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(inputs)
+    for _ in range(2):
+        pooled = layers.MaxPooling2D(3, strides=1, padding="same")(x)
+        branches = [layers.Conv2D(8, size, padding="same", activation="relu")(y) for size, y in ((3, x), (1, pooled))]
+        x = layers.Concatenate()(branches)
+    x = layers.Conv2D(16, 1, activation="relu")(layers.AveragePooling2D(2)(x))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
+
+
 def unet() -> keras.Model:
     """A skip connection over the whole forward pass, and a concatenation."""
     inputs = keras.Input((16, 16, 16, 1))
@@ -131,6 +143,7 @@ class Subclassed(keras.Model):
 NETWORKS = [
     Network("residual", residual, images),
     Network("dropout", lambda: residual(0.3), images),
+    Network("inception", inception, images),
     Network("unet", unet, volumes, "binary_crossentropy"),
     Network("transformer", transformer, tokens),
     Network("recurrent", recurrent, tokens),

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 from networks import MACHINE, NETWORKS, Bench, Network
+from tensorflow.python.eager import context
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from tensorferry.plan import Action, Decision, Machine, TierSpeed, find_floor, make_plan
 from tensorferry.plan.replay import find_replays
@@ -63,6 +65,23 @@ def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Ben
     shared = bench.run(decisions, gated_nbytes=bench.recording.trace.plain_peak_nbytes)
     assert len(bench.diary.passed) < num_units == len(bench.recording.trace.ops)
     assert shared == plain
+
+
+def test_onednn_finds_the_pooling_op_of_every_gradient_when_everything_is_swapped() -> None:
+    """Where it does not, another kernel takes the gradient, which may round in another way."""
+    bench = Bench(next(network for network in NETWORKS if network.name == "inception"))
+    context.enable_run_metadata()
+    try:
+        bench.run(bench.decide(lambda s: _swap(bench, s)), num_steps=1)
+        graphs = [graph for made in context.export_run_metadata().function_graphs for graph in made.partition_graphs]
+    finally:
+        context.disable_run_metadata()
+        bench.close()
+    gradients = [node for graph in graphs for node in graph.node if "MaxPoolGrad" in node.op]
+    assert len(gradients) == 2
+    assert all(node.input[1].startswith("tensorferry/again") for node in gradients)
+    if IsMklEnabled():
+        assert all(node.op.startswith("_Mkl") and node.attr["workspace_enabled"].b for node in gradients)
 
 
 def test_an_edit_that_was_undone_leaves_the_graph_as_it_was(bench: Bench) -> None:

@@ -69,6 +69,14 @@ def _wide_volumes():
     return x.repeat(16, 0), y.repeat(16, 0)
 
 
+def test_what_a_pooling_op_makes_may_move_where_more_than_its_gradient_wants_it_back() -> None:
+    bench = Bench(next(network for network in NETWORKS if network.name == "inception"))
+    bench.close()
+    recording = bench.recording
+    kinds = [recording.tensors[s].op.type for s in recording.trace.movable]
+    assert (kinds.count("MaxPool"), kinds.count("AvgPool")) == (2, 1)
+
+
 def test_loops_are_left_alone_and_the_notes_say_so() -> None:
     from tensorferry.engines.tensorflow.notes import notes_on
 

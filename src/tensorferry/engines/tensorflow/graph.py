@@ -37,6 +37,8 @@ _BIASES = kinds("BiasAdd Add AddV2")
 _ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
 _FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
 _UNSIZED = (tf.resource, tf.variant, tf.string)
+# read what a pooling op read, what it made, and the gradient of that
+_POOLING_GRADIENTS = kinds("MaxPoolGrad MaxPool3DGrad")
 
 
 def tensor_nbytes(tensor: tf.Tensor) -> int:
@@ -44,6 +46,12 @@ def tensor_nbytes(tensor: tf.Tensor) -> int:
     if tensor.dtype in _UNSIZED:
         return 0
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size
+
+
+def pooling_gradient(tensor: tf.Tensor) -> Any | None:
+    """The op that oneDNN pairs with the one that made a tensor, as it reads that very tensor; alone it may round otherwise."""
+    gradients = [op for op in tensor.consumers() if op.type in _POOLING_GRADIENTS and op.inputs[1] is tensor]
+    return gradients[0] if len(gradients) == 1 else None
 
 
 @dataclass(eq=False, slots=True)

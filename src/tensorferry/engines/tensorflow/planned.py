@@ -10,20 +10,21 @@
 
 Units run one after another in the plan's order: a control edge holds the next one back where data does not, and a gate where
 it allocates much or reads what was away. A gate is a node that waits; see `swap`. Recomputed storages are clones of the ops
-that made them, behind the gate of the unit that wants them.
+that made them, behind the gate of the unit that wants them. A pooling op whose output may leave runs again right before its
+gradient, which has to read the output of such an op and of nothing else.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.edit import Edit
-from tensorferry.engines.tensorflow.graph import SHAPE_READERS, Unit
+from tensorferry.engines.tensorflow.graph import SHAPE_READERS, Unit, pooling_gradient
 from tensorferry.engines.tensorflow.record import Recording
 from tensorferry.engines.tensorflow.swap import Crossings, Stop
 from tensorferry.plan import Action, Decision
@@ -56,7 +57,7 @@ class _Plan:
     def __init__(self, recording: Recording, decisions: list[Decision], edit: Edit, crossings: Crossings) -> None:
         self.recording = recording
         self.layout = recording.layout
-        self.units = recording.layout.units
+        self.units = list(recording.layout.units)
         self.edit = edit
         self.crossings = crossings
         self.tables: Tables = make_tables(recording.trace)
@@ -70,6 +71,11 @@ class _Plan:
         self.late: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by storage: who reads it after its gap
 
     def carry_out(self, gated_nbytes: int) -> Stops:
+        for s in self.tables.gaps:  # whether they leave or not: a plan is made for one way of doing it
+            pooled = self.recording.tensors[s]
+            gradient = pooling_gradient(pooled)
+            if gradient is not None:
+                self._pool_again(pooled.op, gradient)
         self._find_late_readers()
         leaving = {s: self._add_leave(s) for s, d in self.decisions.items() if d.action is Action.SWAP}
         fetch_at: defaultdict[int, list[int]] = defaultdict(list)
@@ -193,16 +199,26 @@ class _Plan:
         for k in self.schedule.replayed_ops[s]:
             (op,) = self.units[k].ops
             inputs = [self._value_at(tensor, made, at) for tensor in op.inputs]
-            with self.edit.adding(f"{_SCOPE}/again", after), tf.device(op.device):
-                clone = self.edit.graph._create_op_internal(
-                    op.type, inputs, [t.dtype for t in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
-                )
+            clone = self._clone(op, inputs, after)
             for old, new in zip(op.outputs, clone.outputs, strict=True):
                 if old.name in self.storage_of:
                     made[self.storage_of[old.name]] = new
             after = [clone]
         self._read_instead(s, made[s])
         return after
+
+    def _pool_again(self, op: Any, gradient: Any) -> None:
+        """Let the gradient of a pooling op pair with a clone of it."""
+        clone = self._clone(op, [gradient.inputs[0]])
+        self.edit.wire(gradient, 1, clone.outputs[0])
+        unit = self.layout.unit_of[gradient]
+        self.units[unit.position] = replace(unit, ops=[clone, *unit.ops])
+
+    def _clone(self, op: Any, inputs: list[tf.Tensor], after: Iterable[Any] = ()) -> Any:
+        with self.edit.adding(f"{_SCOPE}/again", after), tf.device(op.device):
+            return self.edit.graph._create_op_internal(
+                op.type, inputs, [t.dtype for t in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
+            )
 
     def _value_at(self, tensor: tf.Tensor, made: dict[int, tf.Tensor], position: int) -> tf.Tensor:
         """What an op that runs again at `position` reads instead of `tensor`."""

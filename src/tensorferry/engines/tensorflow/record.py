@@ -13,7 +13,17 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
-from tensorferry.engines.tensorflow.graph import NESTED, SHAPE_READERS, Layout, Unit, kinds, lay_out, matches, tensor_nbytes
+from tensorferry.engines.tensorflow.graph import (
+    NESTED,
+    SHAPE_READERS,
+    Layout,
+    Unit,
+    kinds,
+    lay_out,
+    matches,
+    pooling_gradient,
+    tensor_nbytes,
+)
 from tensorferry.plan import Machine
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
@@ -26,8 +36,8 @@ _IN_PLACE = kinds(
 )
 # cheap, the same bits every time, and nothing but their output: may be run again
 _REPLAYABLE = (_IN_PLACE - kinds("Softmax LogSoftmax AddN")) | kinds("Cast ConcatV2 Pad Tile Transpose Slice BroadcastTo")
-# oneDNN pairs a pooling op with its gradient through this edge, and gives other bits where it cannot
-_PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 AvgPool AvgPool3D LRN FusedBatchNormV3")
+# oneDNN pairs these with their gradients through this edge, and may give other bits where it cannot
+_PAIRED = kinds("MaxPool MaxPool3D MaxPoolV2 LRN FusedBatchNormV3")
 
 _PRECISIONS = {tf.bfloat16: "bf16", tf.float16: "fp16"}
 
@@ -207,13 +217,22 @@ def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout)
     tensor = life.tensor
     if tensor is None or life.lasting or life.nbytes < min_nbytes or not life.uses:
         return storage
-    if tensor.op.type in _PAIRED or tensor.op.type in NESTED or matches(life.label, leave):
+    if tensor.op.type in NESTED or matches(life.label, leave):
         return storage
     moments = [life.writers[-1], *life.uses]
     j = max(range(1, len(moments)), key=lambda i: moments[i] - moments[i - 1])
+    if tensor.op.type in _PAIRED and not _can_part(tensor, layout, moments[j]):
+        return storage
     if moments[j] - moments[j - 1] < 2 or any(_sums_in_any_order(unit) for unit in map(layout.units.__getitem__, moments[1:j])):
         return storage
     return replace(storage, saved_at=moments[0] + 1, idle_after=moments[j - 1], wanted_at=moments[j])
+
+
+def _can_part(tensor: tf.Tensor, layout: Layout, wanted_at: int) -> bool:
+    """Whether a pooling op's output may leave: its gradient pairs with a clone then, and something else wants it back first."""
+    gradient = pooling_gradient(tensor)
+    unit = layout.unit_of.get(gradient) if gradient else None
+    return unit is not None and unit.position > wanted_at and not unit.fused
 
 
 def _sums_in_any_order(unit: Unit) -> bool:
