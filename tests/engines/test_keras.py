@@ -164,6 +164,49 @@ def test_a_tier_that_fails_under_way_is_our_error(monkeypatch: pytest.MonkeyPatc
         _fit(_callback())
 
 
+@pytest.fixture
+def state_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a budget that is too small for anything else."""
+    module = sys.modules["tensorferry.engines.tensorflow.large_function"]
+    monkeypatch.setattr(module.LargeFunction._record, "__kwdefaults__", {"with_state": True})
+
+
+@pytest.mark.usefixtures("state_moves")
+def test_fit_gives_the_same_bits_with_the_optimizers_state_on_the_tier() -> None:
+    callback = _callback()
+    model, history = _fit(callback)
+    plain, plain_history = _fit(None)
+    assert (bits(model), history) == (bits(plain), plain_history)
+
+
+@pytest.mark.usefixtures("state_moves")
+@pytest.mark.parametrize("method", ["write", "read_into"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_no_state_is_lost_when_a_copy_fails(method: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorferry.tiers.files import FileTier
+
+    real, calls = getattr(FileTier, method), iter(range(1000))
+    failing = None
+
+    def fail_once(self: FileTier, *args: Any) -> Any:
+        if next(calls) == failing:
+            raise ferry.TierLost("the disk was away for a moment")
+        return real(self, *args)
+
+    monkeypatch.setattr(FileTier, method, fail_once)
+    model, other = compiled(NETWORK), compiled(NETWORK)
+    x, y = map(tf.constant, _data(4))
+    before = bits(model)
+    with ferry.tensorflow.same_rewrites():
+        ferry.tensorflow.large_function(_own_step(other), budget=BUDGET, min_nbytes=4096)(x, y)
+        num_copies = next(calls)
+        failing = num_copies + int(share * num_copies)
+        with pytest.raises(ferry.TierLost, match="for a moment"):
+            ferry.tensorflow.large_function(_own_step(model), budget=BUDGET, min_nbytes=4096)(x, y)
+    for now, old, new in zip(bits(model), before, bits(other), strict=True):
+        assert now in (old, new)
+
+
 def test_recompute_can_be_turned_off_and_copies_started_earlier() -> None:
     callback = _callback(recompute=False, fetch_ahead=4, leave=("dense*",))
     model, _ = _fit(callback)

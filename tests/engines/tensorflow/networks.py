@@ -171,13 +171,15 @@ def bits(model: keras.Model) -> list[bytes]:
 class Bench:
     """One model's traced step, ready to run under any decisions."""
 
-    def __init__(self, network: Network, leave: tuple[str, ...] = ()) -> None:
+    def __init__(self, network: Network, leave: tuple[str, ...] = (), with_state: bool = False) -> None:
         self.model = compiled(network)
         self.data = tuple(tf.constant(part) for part in network.batch())
         self.variables = [*self.model.variables, *self.model.optimizer.variables]
         self.start = [np.asarray(v) for v in self.variables]
         self.concrete = tf.function(self.model.train_step).get_concrete_function(self.data)
-        self.recording: Recording = record(self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave)
+        self.recording: Recording = record(
+            self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave, with_state=with_state
+        )
         self.tier = open_tier("auto")
         self.crossings = Crossings(self.tier, Device(0), 30.0)
         self.edit = Edit(self.concrete.graph)
@@ -192,7 +194,7 @@ class Bench:
         function = self.edit.make_function(self.concrete.function_type)
 
         def step() -> Any:
-            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=watched)
+            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=watched, states=stops.states)
             logs = function(self.data)
             self.diary = self.crossings.end_step()
             return logs

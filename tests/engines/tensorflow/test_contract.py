@@ -67,6 +67,19 @@ def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Ben
     assert shared == plain
 
 
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
+def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Network) -> None:
+    bench = Bench(network, with_state=True)
+    states = bench.recording.states
+    assert bool(states) == (network.optimizer == "adam")
+    swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gated_nbytes=0, watched=True)
+    assert {copy.storage for copy in bench.diary.copies} >= states.keys()
+    plan = make_plan(bench.recording.trace, find_floor(bench.recording.trace).nbytes, MACHINE)
+    planned = bench.run(plan.decisions)
+    assert swapped == planned == bench.run_plain()
+    bench.close()
+
+
 def test_onednn_finds_the_pooling_op_of_every_gradient_when_everything_is_swapped() -> None:
     """Where it does not, another kernel takes the gradient, which may round in another way."""
     bench = Bench(next(network for network in NETWORKS if network.name == "inception"))

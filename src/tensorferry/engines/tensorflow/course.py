@@ -11,6 +11,9 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import Stops, carry_out
 from tensorferry.engines.tensorflow.record import Recording
@@ -61,6 +64,11 @@ class Course:
 
     # plans
 
+    def restart(self, recording: Recording) -> None:
+        """Begin anew with another recording of the same graph."""
+        self._edit.undo()
+        self.recording, self.recorded, self.unplanned_nbytes = recording, False, 0
+
     def prepare_record(self) -> None:
         """Make the function that swaps everything and is watched."""
         trace = self.trace
@@ -110,8 +118,24 @@ class Course:
     def begin_step(self) -> None:
         """A step of this kind is about to run."""
         self._crossings.begin_step(
-            self._stops.gates, self._stops.rooms, self._allocator_limit_nbytes, recording=not self.recorded
+            self._stops.gates,
+            self._stops.rooms,
+            self._allocator_limit_nbytes,
+            recording=not self.recorded,
+            states=self._stops.states,
         )
+
+    def give_back_states(self) -> None:
+        """A step has failed: variables whose bytes were away get them back."""
+        newest_first = sorted(self.recording.states.items(), key=lambda item: not item[1].is_updated)
+        for s, state in newest_first:
+            variable = state.variable
+            if tuple(tf.raw_ops.VariableShape(input=variable.handle).numpy()) == tuple(variable.shape):
+                continue
+            block = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
+            if self._crossings.recover(s, block):
+                # without a look at the shape, which is that of no bytes now
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.constant(block))
 
     def end_record(self, diary: Diary) -> None:
         """The first step has run: what each unit took and allocated is known now."""

@@ -36,6 +36,8 @@ _CONTRACTIONS = kinds("Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul Ba
 _BIASES = kinds("BiasAdd Add AddV2")
 _ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
 _FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
+SCOPE = "tensorferry"  # of what is added to a graph
+_BEGIN, _END = f"{SCOPE}_begin", f"{SCOPE}_end"
 _UNSIZED = (tf.resource, tf.variant, tf.string)
 # read what a pooling op read, what it made, and the gradient of that
 _POOLING_GRADIENTS = kinds("MaxPoolGrad MaxPool3DGrad")
@@ -95,9 +97,13 @@ class Layout:
         return self.roots.get(tensor.name, tensor)
 
 
-def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
-    """The units of a traced graph that touch a tensor of at least `tracked_nbytes`."""
+def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
+    """The units of a traced graph that touch a tensor of at least `tracked_nbytes`.
+
+    `framed`: the first and the last unit do nothing. What is held by the one and by the other is held between steps.
+    """
     _untie(graph)
+    begin, end = _find_frame(graph)
     ops = _find_alive(graph)
     roots = _find_roots(ops)
     heavy = [op for op in ops if _is_heavy(op, tracked_nbytes)]
@@ -105,6 +111,8 @@ def lay_out(graph: Any, tracked_nbytes: int) -> Layout:
     units, unit_of = _make_units(heavy, phases)
     _order(ops, units, unit_of)
     units.sort(key=lambda unit: unit.position)
+    if framed:
+        units = [Unit([begin], Phase.FORWARD), *units, Unit([end], Phase.OPTIMIZER)]
     for position, unit in enumerate(units):
         unit.position = position
     return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
@@ -119,6 +127,17 @@ def _untie(graph: Any) -> None:
                     for index, tensor in enumerate(reader.inputs):
                         if tensor is output:
                             reader._update_input(index, source)
+
+
+def _find_frame(graph: Any) -> tuple[Any, Any]:
+    """The ops that stand for a step's beginning and end; a graph that has none gets them."""
+    known = {op.name: op for op in graph.get_operations()}
+    if _END in known:
+        return known[_BEGIN], known[_END]
+    with graph.as_default(), tf.control_dependencies(None):
+        begin, end = tf.raw_ops.NoOp(name=_BEGIN), tf.raw_ops.NoOp(name=_END)
+    graph.control_outputs.append(end)
+    return begin, end
 
 
 def _find_alive(graph: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
-from tensorferry.engines.tensorflow.record import record
+from tensorferry.engines.tensorflow.record import Recording, record
 from tensorferry.engines.tensorflow.swap import Crossings
 from tensorferry.errors import BudgetTooSmall, NotSupported
 from tensorferry.plan import Action, Machine, find_floor
@@ -103,6 +103,7 @@ class LargeFunction:
             with same_rewrites():
                 result = course.function(*args, **kwargs)
         except Exception as error:
+            course.give_back_states()
             self._crossings.end_step()
             if self._crossings.error is not None:
                 raise self._crossings.error from error
@@ -139,13 +140,17 @@ class LargeFunction:
         function = self._function._clone(self._function.python_function)
         concrete = function.get_concrete_function(*args, **kwargs)
         graph = concrete.graph
-        recording = record(graph, min_nbytes=settings.min_nbytes, machine=this_machine(), leave=settings.leave)
+        recording = self._record(graph)
         if not self._courses:
             there_nbytes = sum(map(tensor_nbytes, (*graph.variables, *(t for t in graph.inputs if t.dtype != tf.resource))))
             self._device.include(max(0, there_nbytes - self._device.allocated_nbytes()))
         for note in notes_on(recording):
             self._note(note)
         return Course(recording, concrete.function_type, self._crossings, settings.min_nbytes)
+
+    def _record(self, graph: Any, *, with_state: bool = False) -> Recording:
+        settings = self._settings
+        return record(graph, min_nbytes=settings.min_nbytes, machine=this_machine(), leave=settings.leave, with_state=with_state)
 
     def _plan(self, course: Course) -> None:
         self._device.trim()
@@ -156,6 +161,11 @@ class LargeFunction:
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
+        if floor.nbytes > self._limit_nbytes and course.plan is None and not course.recording.states:
+            # the last resort, as between steps all of it has to be back
+            course.restart(self._record(course.recording.layout.graph, with_state=True))
+            trace = course.with_overhead(held_nbytes + self._outside_nbytes)
+            floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
             if course.plan is None:
                 raise self._too_small(trace, floor, is_cold=not course.recorded)

@@ -24,14 +24,13 @@ from typing import Any
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.edit import Edit
-from tensorferry.engines.tensorflow.graph import SHAPE_READERS, Unit, pooling_gradient
+from tensorferry.engines.tensorflow.graph import SCOPE, SHAPE_READERS, Unit, pooling_gradient
 from tensorferry.engines.tensorflow.record import Recording
 from tensorferry.engines.tensorflow.swap import Crossings, Stop
 from tensorferry.plan import Action, Decision
 from tensorferry.plan.schedule import find_due, make_schedule
 from tensorferry.plan.tables import Tables, make_tables
 
-_SCOPE = "tensorferry"
 _HOST = "/device:CPU:0"
 
 
@@ -41,6 +40,7 @@ class Stops:
 
     gates: dict[int, Stop]
     rooms: dict[int, int]  # bytes fetched before a gate
+    states: frozenset[int] = frozenset()  # storages of variables: all that is left of them may be on the tier
 
 
 def carry_out(
@@ -58,6 +58,7 @@ class _Plan:
         self.recording = recording
         self.layout = recording.layout
         self.units = list(recording.layout.units)
+        self.states = recording.states
         self.edit = edit
         self.crossings = crossings
         self.tables: Tables = make_tables(recording.trace)
@@ -72,10 +73,7 @@ class _Plan:
 
     def carry_out(self, gated_nbytes: int) -> Stops:
         for s in self.tables.gaps:  # whether they leave or not: a plan is made for one way of doing it
-            pooled = self.recording.tensors[s]
-            gradient = pooling_gradient(pooled)
-            if gradient is not None:
-                self._pool_again(pooled.op, gradient)
+            self._pool_again(self.recording.tensors[s])
         self._find_late_readers()
         leaving = {s: self._add_leave(s) for s, d in self.decisions.items() if d.action is Action.SWAP}
         fetch_at: defaultdict[int, list[int]] = defaultdict(list)
@@ -102,13 +100,15 @@ class _Plan:
                 fetched = [self.fetches[s] for s in {*arrivals, *fetch_at.get(i, ())}]
                 before = [self._add_gate(i, [*before, *fetched])]
                 for s in arrivals:
-                    if self._is_elsewhere(s):
+                    if s in self.states:
+                        before.append(self._give_back(s, before[:1]))
+                    elif self._is_elsewhere(s):
                         self._send_back(s, before)
             for s in self.schedule.replay.get(i, ()):
                 before = [*before, *self._add_replay(s, before)]
             self._hold_back(unit, before)
             before = self._ends(unit)
-        return Stops(gates, rooms)
+        return Stops(gates, rooms, frozenset(leaving) & frozenset(self.states))
 
     def _demand_by_gate(self, gated_nbytes: int, fetch_at: dict[int, list[int]]) -> dict[int, int]:
         """Where gates stand, and the most that the units up to the next one add at once."""
@@ -146,20 +146,45 @@ class _Plan:
     # nodes
 
     def _add_leave(self, s: int) -> Any:
-        tensor = self.recording.tensors[s]
+        if s in self.states:
+            return self._take_away(s)
+        return self._leave(s, self.recording.tensors[s])
+
+    def _leave(self, s: int, tensor: tf.Tensor) -> Any:
         with self._adding("leave"):
             return tf.numpy_function(partial(self.crossings.leave, s), [tensor], tf.int32, stateful=True).op
+
+    def _take_away(self, s: int) -> Any:
+        """Let a variable's bytes leave; until it gets them back it holds none."""
+        state = self.states[s]
+        with self._adding("state", state.readers if state.is_updated else ()):
+            value = tf.raw_ops.ReadVariableOp(resource=state.handle, dtype=state.variable.dtype)
+        left = self._leave(s, value)
+        with self._adding("state", [left]):
+            # of a shape that the graph does not know, or it would not be a value for this variable
+            nothing = tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0], value.dtype), shape=None)
+            return tf.raw_ops.AssignVariableOp(resource=state.handle, value=nothing)
+
+    def _give_back(self, s: int, after: list[Any]) -> Any:
+        """Let a variable hold again what has arrived."""
+        state = self.states[s]
+        with self._adding("state", after):
+            given = tf.raw_ops.AssignVariableOp(resource=state.handle, value=self.again[s])
+        if not state.is_updated:
+            for op in state.readers:
+                self.edit.run_after(op, [given])
+        return given
 
     def _add_fetches(self, i: int, storages: list[int], before: list[Any], leaving: dict[int, Any]) -> None:
         with self._adding("room", before):
             room = tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
         for s in sorted(storages, key=self.due.__getitem__):
-            tensor = self.recording.tensors[s]
+            form = self.states[s].variable if s in self.states else self.recording.tensors[s]
             with self._adding("fetch", [room, leaving[s]]):
-                empty = tf.raw_ops.Empty(shape=tensor.shape.as_list(), dtype=tensor.dtype, init=False)
+                empty = tf.raw_ops.Empty(shape=form.shape.as_list(), dtype=form.dtype, init=False)
             with self._adding("fetch"):
                 self.fetches[s] = tf.numpy_function(partial(self.crossings.fetch, s), [empty], tf.int32, stateful=True).op
-            if self._is_elsewhere(s):
+            if s in self.states or self._is_elsewhere(s):
                 self.again[s] = empty
             else:
                 self._read_instead(s, empty)
@@ -184,7 +209,7 @@ class _Plan:
     @contextmanager
     def _adding(self, kind: str, after: Iterable[Any] = ()) -> Iterator[None]:
         """While inside, new nodes belong to the host."""
-        with self.edit.adding(f"{_SCOPE}/{kind}", after), tf.device(_HOST):
+        with self.edit.adding(f"{SCOPE}/{kind}", after), tf.device(_HOST):
             yield
 
     def _add_gate(self, i: int, after: list[Any]) -> Any:
@@ -207,15 +232,18 @@ class _Plan:
         self._read_instead(s, made[s])
         return after
 
-    def _pool_again(self, op: Any, gradient: Any) -> None:
-        """Let the gradient of a pooling op pair with a clone of it."""
-        clone = self._clone(op, [gradient.inputs[0]])
+    def _pool_again(self, tensor: tf.Tensor | None) -> None:
+        """Let the gradient of the pooling op that made a tensor, if one did, pair with a clone of that op."""
+        gradient = pooling_gradient(tensor) if tensor is not None else None
+        if tensor is None or gradient is None:
+            return
+        clone = self._clone(tensor.op, [gradient.inputs[0]])
         self.edit.wire(gradient, 1, clone.outputs[0])
         unit = self.layout.unit_of[gradient]
         self.units[unit.position] = replace(unit, ops=[clone, *unit.ops])
 
     def _clone(self, op: Any, inputs: list[tf.Tensor], after: Iterable[Any] = ()) -> Any:
-        with self.edit.adding(f"{_SCOPE}/again", after), tf.device(op.device):
+        with self.edit.adding(f"{SCOPE}/again", after), tf.device(op.device):
             return self.edit.graph._create_op_internal(
                 op.type, inputs, [t.dtype for t in op.outputs], attrs=dict(op.node_def.attr), op_def=op.op_def
             )
@@ -240,7 +268,7 @@ class _Plan:
         """The same view of another storage."""
         if value.dtype == view.dtype and value.shape == view.shape:
             return value
-        with self.edit.adding(f"{_SCOPE}/view"):
+        with self.edit.adding(f"{SCOPE}/view"):
             if value.dtype != view.dtype:
                 value = tf.bitcast(value, view.dtype)
             return value if value.shape == view.shape else tf.reshape(value, view.shape)
@@ -260,7 +288,7 @@ class _Plan:
             index = self._index_to_hold(op, unit)
             tensor = op.inputs[index]
             if tensor.name not in waiting:
-                with self.edit.adding(f"{_SCOPE}/wait", before), tf.device(op.device):
+                with self.edit.adding(f"{SCOPE}/wait", before), tf.device(op.device):
                     waiting[tensor.name] = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape)
             self.edit.wire(op, index, waiting[tensor.name])
 
@@ -275,5 +303,5 @@ class _Plan:
         exits = unit.exits()
         if not unit.fused:
             return exits
-        with self.edit.adding(f"{_SCOPE}/end"), tf.device(exits[0].device):
+        with self.edit.adding(f"{SCOPE}/end"), tf.device(exits[0].device):
             return [tf.raw_ops.PlaceholderWithDefault(input=op.outputs[0], shape=op.outputs[0].shape).op for op in exits]

@@ -15,7 +15,9 @@ from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from tensorferry.engines.tensorflow.graph import (
     NESTED,
+    SCOPE,
     SHAPE_READERS,
+    VIEWS,
     Layout,
     Unit,
     kinds,
@@ -43,12 +45,23 @@ _PRECISIONS = {tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
 @dataclass(frozen=True)
+class State:
+    """A variable of the optimizer, which nothing but the update of the weights needs: before and after it may be elsewhere."""
+
+    variable: Any
+    handle: tf.Tensor  # inside the graph
+    readers: tuple[Any, ...]  # ops of the step that take the handle
+    is_updated: bool  # this storage is what the update leaves; otherwise what it finds
+
+
+@dataclass(frozen=True)
 class Recording:
     """A trace, and which tensors its storages are."""
 
     layout: Layout
     trace: Trace
     tensors: list[Any]  # by storage: the tensor that holds it, or None for a variable
+    states: dict[int, State]  # by storage: variables that may move
     unknown: list[Any] = field(repr=False)  # ops with an output whose size the graph does not tell
 
     def with_measures(self, seconds: Sequence[float], workspace_nbytes: Sequence[int]) -> "Recording":
@@ -70,6 +83,7 @@ class _Life:
     writers: list[int] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
     lasting: bool = False  # outlives the step
+    state: State | None = None
 
 
 def record(
@@ -79,19 +93,28 @@ def record(
     machine: Machine | None = None,
     leave: Sequence[str] = (),
     optimizer_names: frozenset[str] = frozenset(),
+    with_state: bool = False,
 ) -> Recording:
     """The trace of a traced graph, its seconds from the machine's rates; without a machine there are none.
 
-    Storages of `min_nbytes` or more may move, unless the op that makes them matches one of the `leave` patterns.
+    Storages of `min_nbytes` or more may move, unless the op that makes them matches one of the `leave` patterns. The optimizer's
+    state moves only `with_state`.
     """
-    layout = lay_out(graph, max(1, min_nbytes // TRACKED_SHARE))
+    layout = lay_out(graph, max(1, min_nbytes // TRACKED_SHARE), framed=with_state)
     walk = _Walk(layout, max(1, min_nbytes // TRACKED_SHARE), optimizer_names)
     walk.run()
+    if with_state:
+        walk.free_states(min_nbytes, leave)
     storages = tuple(_storage(life, min_nbytes, leave, layout) for life in walk.lives)
     ops = tuple(_op(unit, walk, machine) for unit in layout.units)
     trace = Trace(ops, storages, framework="tensorflow", device="cpu", measured=False).check()
     unknown = [op for op in graph.get_operations() if any(_is_unknown(t) for t in op.outputs)]
-    return Recording(layout, trace, [life.tensor for life in walk.lives], unknown)
+    states = {s: life.state for s, life in enumerate(walk.lives) if life.state is not None}
+    return Recording(layout, trace, [life.tensor for life in walk.lives], states, unknown)
+
+
+def _is_on_host(handle: tf.Tensor) -> bool:
+    return not handle.device or tf.DeviceSpec.from_string(handle.device).device_type == "CPU"
 
 
 def _is_unknown(tensor: tf.Tensor) -> bool:
@@ -109,6 +132,7 @@ class _Walk:
         self.reads: dict[Unit, list[int]] = {}
         self.makes: dict[Unit, list[int]] = {}
         self.saved_nbytes: dict[Unit, int] = {}  # by writing into an input's buffer
+        self.variables: dict[int, tuple[Any, tf.Tensor]] = {}  # by storage: a variable and its handle
         self._add_variables(optimizer_names)
         self._add_inputs()
         self._last_use = self._find_last_uses()
@@ -136,7 +160,7 @@ class _Walk:
                 kind = Kind.PARAMETER
             else:
                 kind = Kind.BUFFER if readers & early and variable.name not in optimizer_names else Kind.OPTIMIZER
-            self._add(handle.name, _Life(None, nbytes, kind, variable.name, lasting=True))
+            self.variables[self._add(handle.name, _Life(None, nbytes, kind, variable.name, lasting=True))] = variable, handle
 
     def _add_inputs(self) -> None:
         for tensor in self.layout.graph.inputs:
@@ -164,6 +188,33 @@ class _Walk:
             s = self.index.get(self.layout.root(t).name)
             if s is not None:
                 self.lives[s].lasting = True
+
+    def free_states(self, min_nbytes: int, leave: Sequence[str]) -> None:
+        """Make two storages of every variable that only the update needs: what it finds, and what it leaves."""
+        units = self.layout.units
+        for s, (variable, handle) in self.variables.items():
+            life = self.lives[s]
+            if life.kind is not Kind.OPTIMIZER or life.nbytes < min_nbytes or not life.uses or matches(life.label, leave):
+                continue
+            readers = tuple(op for op in handle.consumers() if not op.name.startswith(SCOPE))
+            if not _is_on_host(handle) or not all(self._happens_in_units(op) for op in readers):
+                continue
+            last = units[life.uses[-1]]
+            updated = replace(life, writers=[last.position], uses=[units[-1].position])
+            updated.state = State(variable, handle, readers, is_updated=True)
+            life.state, life.lasting = State(variable, handle, readers, is_updated=False), False
+            life.uses.insert(0, 0)
+            self.reads[units[0]].append(s)
+            self.makes[last].append(len(self.lives))
+            self.saved_nbytes[last] += life.nbytes
+            self.reads[units[-1]].append(len(self.lives))
+            self.lives.append(updated)
+
+    def _happens_in_units(self, op: Any) -> bool:
+        """Whether units do all that is done with a variable by an op which takes its handle."""
+        if op.type in VIEWS:
+            return all(self._happens_in_units(reader) for t in op.outputs for reader in t.consumers())
+        return op in self.layout.unit_of
 
     def _visit(self, unit: Unit) -> None:
         inside = {t.name for op in unit.ops for t in op.outputs}
@@ -214,6 +265,9 @@ def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout)
         freed_after=None if life.lasting else last,
         label=life.label,
     )
+    if life.state is not None:
+        moments = [*life.writers, *life.uses]  # with the beginning and the end of the step
+        return replace(storage, idle_after=moments[0], wanted_at=moments[1])
     tensor = life.tensor
     if tensor is None or life.lasting or life.nbytes < min_nbytes or not life.uses:
         return storage

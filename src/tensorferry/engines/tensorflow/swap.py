@@ -87,14 +87,28 @@ class Crossings:
         self._limit_nbytes = 0
         self._recording = False
         self._last_gate: int | None = None
+        self._states: frozenset[int] = frozenset()
+        self._stranded: dict[int, NDArray[Any]] = {}  # by storage: a variable's bytes that could not be written
         self._slots: dict[int, Future[Slot]] = {}
         self._arrivals: dict[int, Future[None]] = {}
         self._changed = threading.Condition()
         self._num_leaving = 0
 
-    def begin_step(self, stops: dict[int, Stop], rooms: dict[int, int], limit_nbytes: int, *, recording: bool) -> None:
-        """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated."""
+    def begin_step(
+        self,
+        stops: dict[int, Stop],
+        rooms: dict[int, int],
+        limit_nbytes: int,
+        *,
+        recording: bool,
+        states: frozenset[int] = frozenset(),
+    ) -> None:
+        """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated.
+
+        What is written of `states` stays on the tier until the step has ended: it may be all there is of a variable.
+        """
         self._stops, self._rooms, self._limit_nbytes, self._recording = stops, rooms, limit_nbytes, recording
+        self._states = states
         self._last_gate, self.error = None, None
         self.diary = Diary()
 
@@ -107,9 +121,21 @@ class Crossings:
         for slot in (f.result() for f in self._slots.values() if f.exception() is None):
             self._tier.release(slot)
         self._slots.clear()
+        self._stranded.clear()
         self._arrivals.clear()
         self._note_probe()
         return self.diary
+
+    def recover(self, storage: int, block: NDArray[Any]) -> bool:
+        """After an error, fill a block with what left of a variable's storage; False where none did."""
+        if storage not in self._slots:
+            return False
+        error = self._slots[storage].exception(self._watchdog_seconds)
+        if error is None:
+            self._tier.read_into(self._slots[storage].result(), _bytes_of(block))
+        elif storage in self._stranded:
+            block[...] = self._stranded[storage]
+        return error is None or storage in self._stranded
 
     def close(self) -> None:
         """End the lanes."""
@@ -206,6 +232,10 @@ class Crossings:
         copy = Copy(Lane.OUT, storage, held[0].nbytes, time.perf_counter())
         try:
             return self._tier.write(_bytes_of(held[0]))
+        except BaseException:
+            if storage in self._states:
+                self._stranded[storage] = held[0]
+            raise
         finally:
             copy.ended_at = time.perf_counter()
             self.diary.copies.append(copy)
@@ -215,14 +245,16 @@ class Crossings:
                 self._changed.notify_all()
 
     def _copy_in(self, storage: int, held: list[NDArray[Any]]) -> None:
-        slot = self._slots.pop(storage).result()
+        is_state = storage in self._states
+        slot = (self._slots[storage] if is_state else self._slots.pop(storage)).result()
         copy = Copy(Lane.IN, storage, slot.nbytes, time.perf_counter())
         try:
             self._tier.read_into(slot, _bytes_of(held[0]))
         finally:
             # whether an op may write into this block depends on who else holds it, and with AddN the order of its sum
             held.clear()
-            self._tier.release(slot)
+            if not is_state:
+                self._tier.release(slot)
             copy.ended_at = time.perf_counter()
             self.diary.copies.append(copy)
 
