@@ -41,6 +41,7 @@ _PRECISIONS = ("fp32", "bf16")
 _TINY_NBYTES = 2**20  # no model here fits: asks ferry for its smallest budget
 _MAX_TRIES = 25
 _STEP_UP_SHARE = 0.02
+_STEP_DOWN_SHARE = 0.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,10 @@ def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str
 
 
 def find_smallest(request: Request) -> Measurement:
-    """Train at the smallest budget that is accepted and held, in steps of 2 % or half the overshoot above what ferry names."""
+    """Train at the smallest budget that is accepted and held, in steps of 2 % or half the overshoot above what ferry names.
+
+    Before anything was measured ferry may name too much, so once a budget was held, steps of 4 % go down until one is not.
+    """
     row = measure(replace(request, budget_nbytes=_TINY_NBYTES))
     budget = row.smallest_nbytes
     for _ in range(_MAX_TRIES):
@@ -212,9 +216,20 @@ def find_smallest(request: Request) -> Measurement:
             break
         row = measure(replace(request, budget_nbytes=budget))
         if row.trained and row.peak_nbytes <= budget:
-            break
+            return _go_lower(row)
         higher = budget + max(round(budget * _STEP_UP_SHARE), (row.peak_nbytes - budget) // 2)
         budget = higher if row.trained else row.smallest_nbytes and max(row.smallest_nbytes, higher)
+    return row
+
+
+def _go_lower(row: Measurement) -> Measurement:
+    budget = row.request.budget_nbytes
+    while budget is not None:
+        budget = round((1 - _STEP_DOWN_SHARE) * budget)
+        lower = measure(replace(row.request, budget_nbytes=budget))
+        if not lower.trained or lower.peak_nbytes > budget:
+            break
+        row = lower
     return row
 
 

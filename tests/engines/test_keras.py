@@ -13,6 +13,8 @@ import tensorflow as tf
 from networks import NETWORKS, bits, compiled
 
 import tensorferry as ferry
+from tensorferry.plan.floor import Floor, find_floor
+from tensorferry.trace import Kind
 
 BUDGET = "8GiB"  # roomy: the first step swaps everything all the same
 NETWORK = NETWORKS[0]
@@ -176,6 +178,20 @@ def test_fit_gives_the_same_bits_with_the_optimizers_state_on_the_tier() -> None
     callback = _callback()
     model, history = _fit(callback)
     plain, plain_history = _fit(None)
+    assert (bits(model), history) == (bits(plain), plain_history)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["before the first step", "after it"])
+def test_the_optimizers_state_moves_where_a_step_would_not_fit_with_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["tensorferry.engines.tensorflow.large_function"]
+    calls = iter(range(1000))
+    monkeypatch.setattr(module, "find_floor", lambda trace: Floor(2**50, 0) if next(calls) == at else find_floor(trace))
+    callback = _callback()
+    model, history = _fit(callback)
+    plain, plain_history = _fit(None)
+    trace = callback.report().trace
+    assert trace is not None
+    assert any(trace.storages[s].kind is Kind.OPTIMIZER for s in trace.movable)
     assert (bits(model), history) == (bits(plain), plain_history)
 
 

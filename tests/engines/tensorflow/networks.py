@@ -32,7 +32,7 @@ class Network:
     build: Callable[[], keras.Model]
     batch: Callable[[], tuple[np.ndarray, np.ndarray]]
     loss: str = "sparse_categorical_crossentropy"
-    optimizer: str = "adam"
+    optimizer: str | keras.optimizers.Optimizer = "adam"
 
 
 def images() -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from networks import MACHINE, NETWORKS, Bench, Network
 from tensorflow.python.eager import context
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
+from tensorferry.engines.tensorflow.device import Device
 from tensorferry.plan import Action, Decision, Machine, TierSpeed, find_floor, make_plan
 from tensorferry.plan.replay import find_replays
 from tensorferry.plan.tables import make_tables
@@ -78,6 +79,14 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
     planned = bench.run(plan.decisions)
     assert swapped == planned == bench.run_plain()
     bench.close()
+
+
+def test_a_device_reserves_more_than_31_bits_can_count() -> None:
+    device = Device(0)
+    before_nbytes = device.resident_nbytes()
+    device.reserve(5 * 2**30)
+    assert device.resident_nbytes() - before_nbytes < 2**30  # addresses, not pages
+    device.close()
 
 
 def test_onednn_finds_the_pooling_op_of_every_gradient_when_everything_is_swapped() -> None:

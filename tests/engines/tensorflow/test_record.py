@@ -1,5 +1,6 @@
 """From a graph to a trace."""
 
+import keras
 import networks
 import pytest
 import tensorflow as tf
@@ -35,6 +36,13 @@ def test_a_convolution_and_its_bias_are_one_unit_and_so_are_their_gradients(benc
 def test_gradients_are_applied_before_the_step_ends(bench: Bench) -> None:
     phases = [op.phase for op in bench.recording.trace.ops]
     assert phases.index(Phase.OPTIMIZER) < len(phases) - 1 - phases[::-1].index(Phase.BACKWARD)
+
+
+def test_a_momentum_decays_in_its_update_and_not_before_the_step() -> None:
+    bench = Bench(networks.Network("momentum", networks.residual, networks.images, optimizer=keras.optimizers.SGD(0.1, 0.9)))
+    bench.close()
+    phases = [op.phase for op in bench.recording.trace.ops]
+    assert phases.index(Phase.OPTIMIZER) > phases.index(Phase.BACKWARD)
 
 
 def test_every_op_reads_what_an_earlier_op_made(bench: Bench) -> None:

@@ -6,7 +6,7 @@ optimises anew in a second or more, so there are few.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -30,7 +30,7 @@ _WORTH_SHARE = 0.03  # of a step that another plan must save
 # of the allocator adds up
 _FIRST_CAUTION_SHARE = 0.1
 _REMEMBERED_STEPS = 5
-_GATED_SHARE = 1 / 128  # of the limit: units that together add less share a gate, since every gate calls Python
+_GATED_SHARE = 1 / 32  # of the limit: units that together add less share a gate, since every gate calls Python
 
 
 class Course:
@@ -64,10 +64,11 @@ class Course:
 
     # plans
 
-    def restart(self, recording: Recording) -> None:
-        """Begin anew with another recording of the same graph."""
+    def restart(self, record: Callable[[Any], Recording]) -> None:
+        """Begin anew with another recording of the graph as it was."""
         self._edit.undo()
-        self.recording, self.recorded, self.unplanned_nbytes = recording, False, 0
+        self.recording = record(self.recording.layout.graph)
+        self.recorded, self.unplanned_nbytes = False, 0
 
     def prepare_record(self) -> None:
         """Make the function that swaps everything and is watched."""

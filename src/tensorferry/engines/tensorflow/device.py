@@ -20,6 +20,8 @@ from tensorferry.engines.resident import Heap, ResidentMeter
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 
+_ROW_NBYTES = 2**20
+
 
 class Device:
     """A device's memory over what was held before the model was built."""
@@ -97,7 +99,8 @@ class Device:
         if self.has_statistics and resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
             self.allocated_peak_nbytes()
             with contextlib.suppress(tf.errors.ResourceExhaustedError), tf.device(self.name):
-                tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8, init=False)
+                # in rows: no dimension may be beyond 31 bits
+                tf.raw_ops.Empty(shape=[nbytes // _ROW_NBYTES + 1, _ROW_NBYTES], dtype=tf.uint8, init=False)
             tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
 
     def include(self, nbytes: int) -> None:

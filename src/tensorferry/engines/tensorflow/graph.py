@@ -37,7 +37,7 @@ _BIASES = kinds("BiasAdd Add AddV2")
 _ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
 _FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
 SCOPE = "tensorferry"  # of what is added to a graph
-_BEGIN, _END = f"{SCOPE}_begin", f"{SCOPE}_end"
+_BEGIN, _END = f"{SCOPE}_step_begins", f"{SCOPE}_step_ends"
 _UNSIZED = (tf.resource, tf.variant, tf.string)
 # read what a pooling op read, what it made, and the gradient of that
 _POOLING_GRADIENTS = kinds("MaxPoolGrad MaxPool3DGrad")
@@ -112,7 +112,7 @@ def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
     _order(ops, units, unit_of)
     units.sort(key=lambda unit: unit.position)
     if framed:
-        units = [Unit([begin], Phase.FORWARD), *units, Unit([end], Phase.OPTIMIZER)]
+        units = [Unit([begin], Phase.OPTIMIZER), *units, Unit([end], Phase.OPTIMIZER)]
     for position, unit in enumerate(units):
         unit.position = position
     return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
@@ -221,7 +221,11 @@ def _bias_gradients(op: Any, heavy: dict[Any, int], taken: dict[Any, Unit]) -> l
 
 
 def _order(ops: Sequence[Any], units: Sequence[Unit], unit_of: dict[Any, Unit]) -> None:
-    """Give every unit its position: as it was traced, but what applies a gradient right after the gradient."""
+    """Give every unit its position: as it was traced, but what applies a gradient right after the gradient.
+
+    What an update makes of its state alone, such as a momentum times its decay, could be made at once, and would then be held
+    through all of the step. It waits for the update.
+    """
     reached: dict[Any, int] = {}  # by op: the position of the last unit it waits for
     keys: dict[Unit, tuple[int, int, int]] = {}
     for i, op in enumerate(ops):
@@ -235,8 +239,25 @@ def _order(ops: Sequence[Any], units: Sequence[Unit], unit_of: dict[Any, Unit]) 
         else:
             reached[op] = unit.position
             keys[unit] = (unit.position, 0, i)
+    _put_off(ops, unit_of, keys)
     for position, unit in enumerate(sorted(units, key=keys.__getitem__)):
         unit.position = position
+
+
+def _put_off(ops: Sequence[Any], unit_of: dict[Any, Unit], keys: dict[Unit, tuple[int, int, int]]) -> None:
+    """Let units of the update that wait for nothing come just before the first that waits for them."""
+    wanted: dict[Any, tuple[int, int]] = {}  # by op: how the key of the first unit begins that waits for it
+    for op in reversed(ops):
+        unit = unit_of.get(op)
+        first = wanted.get(op)
+        if unit is not None:
+            position, _, i = keys[unit]
+            if position < 0 and first is not None and first[1]:
+                keys[unit] = (*first, i)
+            first = keys[unit][:2]
+        if first is not None:
+            for before in (*(t.op for t in op.inputs), *op.control_inputs):
+                wanted[before] = min(wanted.get(before, first), first)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class LargeFunction:
         floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes and course.plan is None and not course.recording.states:
             # the last resort, as between steps all of it has to be back
-            course.restart(self._record(course.recording.layout.graph, with_state=True))
+            course.restart(partial(self._record, with_state=True))
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)
             floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:

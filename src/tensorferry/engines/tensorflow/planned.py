@@ -39,7 +39,7 @@ class Stops:
     """What the nodes in the graph need to know while they run."""
 
     gates: dict[int, Stop]
-    rooms: dict[int, int]  # bytes fetched before a gate
+    rooms: dict[int, int]  # bytes fetched right before a gate that waits for them
     states: frozenset[int] = frozenset()  # storages of variables: all that is left of them may be on the tier
 
 
@@ -91,14 +91,17 @@ class _Plan:
             i = unit.position
             # leaving only takes a note, but on a single thread it would otherwise wait for its turn
             before += leave_at.get(i, ())
-            if i in fetch_at:
-                rooms[i] = sum(self.tables.gaps[s].nbytes for s in fetch_at[i])
-                self._add_fetches(i, fetch_at[i], before, leaving)
+            now = [s for s in fetch_at.get(i, ()) if self.due[s] == i]
+            early = [s for s in fetch_at.get(i, ()) if self.due[s] > i]
+            if now:
+                rooms[i] = self._total_nbytes(now)
+                self._add_fetches(now, [self._add_room(i, before)], leaving)
             if i in demand_nbytes:
                 arrivals = tuple(self.schedule.arrive.get(i, ()))
-                gates[i] = Stop(arrivals, demand_nbytes[i])
-                fetched = [self.fetches[s] for s in {*arrivals, *fetch_at.get(i, ())}]
-                before = [self._add_gate(i, [*before, *fetched])]
+                gates[i] = Stop(arrivals, demand_nbytes[i] + self._total_nbytes(early))
+                before = [self._add_gate(i, [*before, *(self.fetches[s] for s in arrivals)])]
+                self._add_fetches(early, before, leaving)
+                before += [self.fetches[s] for s in early]
                 for s in arrivals:
                     if s in self.states:
                         before.append(self._give_back(s, before[:1]))
@@ -175,12 +178,17 @@ class _Plan:
                 self.edit.run_after(op, [given])
         return given
 
-    def _add_fetches(self, i: int, storages: list[int], before: list[Any], leaving: dict[int, Any]) -> None:
-        with self._adding("room", before):
-            room = tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
+    def _total_nbytes(self, storages: Iterable[int]) -> int:
+        return sum(self.tables.gaps[s].nbytes for s in storages)
+
+    def _add_room(self, i: int, after: list[Any]) -> Any:
+        with self._adding("room", after):
+            return tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
+
+    def _add_fetches(self, storages: list[int], after: list[Any], leaving: dict[int, Any]) -> None:
         for s in sorted(storages, key=self.due.__getitem__):
             form = self.states[s].variable if s in self.states else self.recording.tensors[s]
-            with self._adding("fetch", [room, leaving[s]]):
+            with self._adding("fetch", [*after, leaving[s]]):
                 empty = tf.raw_ops.Empty(shape=form.shape.as_list(), dtype=form.dtype, init=False)
             with self._adding("fetch"):
                 self.fetches[s] = tf.numpy_function(partial(self.crossings.fetch, s), [empty], tf.int32, stateful=True).op
