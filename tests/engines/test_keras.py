@@ -181,6 +181,18 @@ def test_fit_gives_the_same_bits_with_the_optimizers_state_on_the_tier() -> None
     assert (bits(model), history) == (bits(plain), plain_history)
 
 
+@pytest.mark.usefixtures("state_moves")
+def test_state_that_is_lost_with_its_tier_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorferry.tiers.files import FileTier
+
+    def lose(self: FileTier, slot: object, block: object) -> None:
+        raise ferry.TierLost("the disk is gone.")
+
+    monkeypatch.setattr(FileTier, "read_into", lose)
+    with pytest.raises(ferry.TierLost, match=r"the disk is gone\. The optimizer's .* is lost: load it from a checkpoint"):
+        _fit(_callback())
+
+
 @pytest.mark.parametrize("at", [0, 1], ids=["before the first step", "after it"])
 def test_the_optimizers_state_moves_where_a_step_would_not_fit_with_it(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["tensorferry.engines.tensorflow.large_function"]

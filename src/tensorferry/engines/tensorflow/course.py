@@ -18,10 +18,11 @@ from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import Stops, carry_out
 from tensorferry.engines.tensorflow.record import Recording
 from tensorferry.engines.tensorflow.swap import Crossings, Diary
+from tensorferry.errors import TierLost
 from tensorferry.plan import Action, Decision, Lane, Machine, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
 from tensorferry.plan.tables import make_tables
 from tensorferry.report import Counters
-from tensorferry.trace import Trace
+from tensorferry.trace import Kind, Trace
 
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
 _MAX_PLANS = 3  # a new function takes memory of its own
@@ -46,6 +47,7 @@ class Course:
         self.recorded = False
         self.num_plans = 0
         self.wants_plan = True
+        self._is_first_recording = True
         self._edit = Edit(recording.layout.graph)
         self._function_type = function_type
         self._crossings = crossings
@@ -62,13 +64,19 @@ class Course:
         """The step as far as it is known."""
         return self.recording.trace
 
+    @property
+    def may_move_state(self) -> bool:
+        """Whether another recording could let more leave: state of the optimizer that has stayed so far."""
+        state = [storage for storage in self.trace.storages if storage.kind is Kind.OPTIMIZER]
+        return self._is_first_recording and self.plan is None and any(s.nbytes >= self._min_nbytes for s in state)
+
     # plans
 
     def restart(self, record: Callable[[Any], Recording]) -> None:
         """Begin anew with another recording of the graph as it was."""
         self._edit.undo()
         self.recording = record(self.recording.layout.graph)
-        self.recorded, self.unplanned_nbytes = False, 0
+        self.recorded, self.unplanned_nbytes, self._is_first_recording = False, 0, False
 
     def prepare_record(self) -> None:
         """Make the function that swaps everything and is watched."""
@@ -134,7 +142,14 @@ class Course:
             if tuple(tf.raw_ops.VariableShape(input=variable.handle).numpy()) == tuple(variable.shape):
                 continue
             block = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
-            if self._crossings.recover(s, block):
+            is_found, failure = False, ""
+            try:
+                is_found = self._crossings.recover(s, block)
+            except TierLost as error:
+                failure = str(error)
+            if failure:  # raised out here, as of nested errors of ours the user is shown the innermost
+                raise TierLost(f"{failure} The optimizer's {variable.name} is lost: load it from a checkpoint.")
+            if is_found:
                 # without a look at the shape, which is that of no bytes now
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.constant(block))
 

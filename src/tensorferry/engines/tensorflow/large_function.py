@@ -104,8 +104,10 @@ class LargeFunction:
             with same_rewrites():
                 result = course.function(*args, **kwargs)
         except Exception as error:
-            course.give_back_states()
-            self._crossings.end_step()
+            try:
+                course.give_back_states()
+            finally:
+                self._crossings.end_step()
             if self._crossings.error is not None:
                 raise self._crossings.error from error
             raise
@@ -162,7 +164,7 @@ class LargeFunction:
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
-        if floor.nbytes > self._limit_nbytes and course.plan is None and not course.recording.states:
+        if floor.nbytes > self._limit_nbytes and course.may_move_state:
             # the last resort, as between steps all of it has to be back
             course.restart(partial(self._record, with_state=True))
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)

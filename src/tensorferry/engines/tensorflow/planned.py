@@ -149,24 +149,15 @@ class _Plan:
     # nodes
 
     def _add_leave(self, s: int) -> Any:
-        if s in self.states:
-            return self._take_away(s)
-        return self._leave(s, self.recording.tensors[s])
-
-    def _leave(self, s: int, tensor: tf.Tensor) -> Any:
+        state = self.states.get(s)
+        if state is None:
+            tensor, leave = self.recording.tensors[s], partial(self.crossings.leave, s)
+        else:
+            leave = partial(self.crossings.leave_empty, s, state.variable)
+            with self._adding("state", state.readers if state.is_updated else ()):
+                tensor = tf.raw_ops.ReadVariableOp(resource=state.handle, dtype=state.variable.dtype)
         with self._adding("leave"):
-            return tf.numpy_function(partial(self.crossings.leave, s), [tensor], tf.int32, stateful=True).op
-
-    def _take_away(self, s: int) -> Any:
-        """Let a variable's bytes leave; until it gets them back it holds none."""
-        state = self.states[s]
-        with self._adding("state", state.readers if state.is_updated else ()):
-            value = tf.raw_ops.ReadVariableOp(resource=state.handle, dtype=state.variable.dtype)
-        left = self._leave(s, value)
-        with self._adding("state", [left]):
-            # of a shape that the graph does not know, or it would not be a value for this variable
-            nothing = tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0], value.dtype), shape=None)
-            return tf.raw_ops.AssignVariableOp(resource=state.handle, value=nothing)
+            return tf.numpy_function(leave, [tensor], tf.int32, stateful=True).op
 
     def _give_back(self, s: int, after: list[Any]) -> Any:
         """Let a variable hold again what has arrived."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from tensorferry.engines.tensorflow.device import Device
@@ -154,6 +155,16 @@ class Crossings:
         if self._recording:
             # what ops allocate can be told from what copies free only while none is under way
             self._slots[storage].exception(self._watchdog_seconds)
+        return _OK
+
+    def leave_empty(self, storage: int, variable: Any, block: NDArray[Any]) -> np.int32:
+        """Start copying a variable's bytes out. Until it gets them back it holds none.
+
+        This is no node of the graph: with one that assigns no bytes, TensorFlow's rewrite for oneDNN ended the process.
+        """
+        self.leave(storage, block)
+        del block
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
         return _OK
 
     def clear_room(self, gate: int) -> np.int32:
