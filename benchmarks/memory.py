@@ -215,7 +215,7 @@ def find_smallest(request: Request) -> Measurement:
         if budget is None:  # neither trained nor refused: the message says why
             break
         row = measure(replace(request, budget_nbytes=budget))
-        if row.trained and row.peak_nbytes <= budget:
+        if _held(row):
             return _go_lower(row)
         higher = budget + max(round(budget * _STEP_UP_SHARE), (row.peak_nbytes - budget) // 2)
         budget = higher if row.trained else row.smallest_nbytes and max(row.smallest_nbytes, higher)
@@ -223,14 +223,20 @@ def find_smallest(request: Request) -> Measurement:
 
 
 def _go_lower(row: Measurement) -> Measurement:
-    budget = row.request.budget_nbytes
-    while budget is not None:
-        budget = round((1 - _STEP_DOWN_SHARE) * budget)
-        lower = measure(replace(row.request, budget_nbytes=budget))
-        if not lower.trained or lower.peak_nbytes > budget:
-            break
+    """From a budget that was held down to the last that is; a refusal after a step names what would do, which is tried too."""
+    while (budget := row.request.budget_nbytes) is not None:
+        lower = measure(replace(row.request, budget_nbytes=round((1 - _STEP_DOWN_SHARE) * budget)))
+        if not _held(lower):
+            named = lower.smallest_nbytes
+            last = measure(replace(row.request, budget_nbytes=named)) if named is not None and named < budget else row
+            return last if _held(last) else row
         row = lower
     return row
+
+
+def _held(row: Measurement) -> bool:
+    budget = row.request.budget_nbytes
+    return row.trained and budget is not None and row.peak_nbytes <= budget
 
 
 def _run_capped(options: argparse.Namespace) -> list[Verdict]:

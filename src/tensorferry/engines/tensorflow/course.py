@@ -6,7 +6,7 @@ optimises anew in a second or more, so there are few.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from tensorferry.errors import TierLost
 from tensorferry.plan import Action, Decision, Lane, Machine, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
 from tensorferry.plan.tables import make_tables
 from tensorferry.report import Counters
-from tensorferry.trace import Kind, Trace
+from tensorferry.trace import Trace
 
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
 _MAX_PLANS = 3  # a new function takes memory of its own
@@ -47,7 +47,6 @@ class Course:
         self.recorded = False
         self.num_plans = 0
         self.wants_plan = True
-        self._is_first_recording = True
         self._edit = Edit(recording.layout.graph)
         self._function_type = function_type
         self._crossings = crossings
@@ -64,19 +63,7 @@ class Course:
         """The step as far as it is known."""
         return self.recording.trace
 
-    @property
-    def may_move_state(self) -> bool:
-        """Whether another recording could let more leave: state of the optimizer that has stayed so far."""
-        state = [storage for storage in self.trace.storages if storage.kind is Kind.OPTIMIZER]
-        return self._is_first_recording and self.plan is None and any(s.nbytes >= self._min_nbytes for s in state)
-
     # plans
-
-    def restart(self, record: Callable[[Any], Recording]) -> None:
-        """Begin anew with another recording of the graph as it was."""
-        self._edit.undo()
-        self.recording = record(self.recording.layout.graph)
-        self.recorded, self.unplanned_nbytes, self._is_first_recording = False, 0, False
 
     def prepare_record(self) -> None:
         """Make the function that swaps everything and is watched."""

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -164,9 +163,9 @@ class LargeFunction:
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
-        if floor.nbytes > self._limit_nbytes and course.may_move_state:
-            # the last resort, as between steps all of it has to be back
-            course.restart(partial(self._record, with_state=True))
+        if floor.nbytes > self._limit_nbytes and not course.recorded:
+            # the last resort, as between steps all of it has to be back; later it would take one function more, and its memory
+            course.recording = self._record(course.recording.layout.graph, with_state=True)
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)
             floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
