@@ -19,7 +19,6 @@ import tensorflow as tf
 from tensorferry.engines.resident import Heap, ResidentMeter
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
-
 _ROW_NBYTES = 2**20
 
 

@@ -103,7 +103,7 @@ def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
     `framed`: the first and the last unit do nothing. What is held by the one and by the other is held between steps.
     """
     _untie(graph)
-    begin, end = _find_frame(graph)
+    begin, end = _find_frame(graph)  # in any case: an edit takes what a graph gets later for its own
     ops = _find_alive(graph)
     roots = _find_roots(ops)
     heavy = [op for op in ops if _is_heavy(op, tracked_nbytes)]

@@ -15,7 +15,6 @@ from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from tensorferry.engines.tensorflow.graph import (
     NESTED,
-    SCOPE,
     SHAPE_READERS,
     VIEWS,
     Layout,
@@ -196,7 +195,7 @@ class _Walk:
             life = self.lives[s]
             if life.kind is not Kind.OPTIMIZER or life.nbytes < min_nbytes or not life.uses or matches(life.label, leave):
                 continue
-            readers = tuple(op for op in handle.consumers() if not op.name.startswith(SCOPE))
+            readers = tuple(handle.consumers())
             if not _is_on_host(handle) or not all(self._happens_in_units(op) for op in readers):
                 continue
             last = units[life.uses[-1]]
