@@ -9,6 +9,8 @@ import ctypes
 import os
 import resource
 
+import numpy as np
+
 _PAGE_NBYTES = resource.getpagesize()
 
 # <malloc.h>
@@ -16,6 +18,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
 _DEFAULT_MAX_MAPPED = 65536
+
+# <sys/mman.h>
+_MADV_DONTNEED = 4
 
 # <linux/prctl.h>
 _PR_SET_THP_DISABLE = 41
@@ -78,6 +83,19 @@ class ResidentMeter:
         text = os.pread(self._status, 4096, 0)
         start = text.index(field) + len(field)
         return int(text[start : start + 24].split()[0]) * 1024
+
+
+def drop_pages(address: int, nbytes: int) -> int:
+    """Give the pages of a block back whose bytes nobody wants; how many of these bytes were resident."""
+    start, stop = -(-address // _PAGE_NBYTES) * _PAGE_NBYTES, (address + nbytes) // _PAGE_NBYTES * _PAGE_NBYTES
+    if start >= stop:
+        return 0
+    library = ctypes.CDLL(None, use_errno=True)
+    is_there = np.zeros((stop - start) // _PAGE_NBYTES, np.uint8)
+    where = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
+    if library.mincore(*where, is_there.ctypes.data_as(ctypes.c_void_p)) or library.madvise(*where, _MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "the system does not take pages back")
+    return int(np.count_nonzero(is_there & 1)) * _PAGE_NBYTES
 
 
 class Heap:

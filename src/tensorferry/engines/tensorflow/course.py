@@ -26,7 +26,7 @@ from tensorferry.trace import Trace
 
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
 _MAX_PLANS = 3  # a new function takes memory of its own
-_WORTH_SHARE = 0.03  # of a step that another plan must save
+_WORTH_SHARE = 0.03  # of a step that another plan must save: of its seconds, or of its bytes where it was above the limit
 # of the limit, left alone by the first plan: in its steps ops run side by side for the first time, and what they hold outside
 # of the allocator adds up
 _FIRST_CAUTION_SHARE = 0.1
@@ -57,6 +57,7 @@ class Course:
         self._simulated_nbytes = 0
         self._allocator_limit_nbytes = 0
         self._urgent = False  # the last step was above the limit
+        self._is_new = False  # the function has not run yet
 
     @property
     def trace(self) -> Trace:
@@ -82,9 +83,10 @@ class Course:
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
         self.wants_plan = False
-        if self.plan is not None and not self._urgent:
+        if self.plan is not None:
             current = simulate(self.trace, self.plan, machine)
-            if plan.step_seconds >= (1 - _WORTH_SHARE) * current.step_seconds:  # not worth a new function
+            share = plan.peak_nbytes / current.peak_nbytes if self._urgent else plan.step_seconds / current.step_seconds
+            if share > 1 - _WORTH_SHARE:  # not worth a new function
                 self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
                 return
         self.num_plans += 1
@@ -94,8 +96,9 @@ class Course:
         self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
 
     def _expect(self, plan: Plan, timeline: Timeline) -> None:
-        """Go by a plan whose steps will be like this, and as far above it as steps have been."""
-        self.predicted = replace(timeline, peak_nbytes=timeline.peak_nbytes + self._error_nbytes)
+        """Go by a plan whose steps will be like this, and as far above it as steps have been, in a function to be optimised."""
+        peak_nbytes = max(timeline.peak_nbytes + self._error_nbytes, self._crossings.device.optimising_peak_nbytes)
+        self.predicted = replace(timeline, peak_nbytes=peak_nbytes)
         self.plan = replace(
             plan,
             peak_nbytes=self.predicted.peak_nbytes,
@@ -105,9 +108,11 @@ class Course:
         self._simulated_nbytes = timeline.peak_nbytes
 
     def _rebuild(self, decisions: Sequence[Decision], *, gated_nbytes: int) -> None:
+        self.function = None  # before the next one is made, whose memory can then be where this one's was
         self._edit.undo()
         self._stops = carry_out(self.recording, decisions, self._edit, self._crossings, gated_nbytes=gated_nbytes)
         self.function = self._edit.make_function(self._function_type)
+        self._is_new = True
 
     # steps
 
@@ -119,7 +124,9 @@ class Course:
             self._allocator_limit_nbytes,
             recording=not self.recorded,
             states=self._stops.states,
+            is_new=self._is_new,
         )
+        self._is_new = False
 
     def give_back_states(self) -> None:
         """A step has failed: variables whose bytes were away get them back."""
@@ -155,8 +162,11 @@ class Course:
             expected_nbytes = int(tables.lowest[i]) - tables.demand_nbytes[i] - base_nbytes
             unexplained_nbytes = max(0, probe.left_nbytes - start_nbytes - expected_nbytes)
             self.unplanned_nbytes = max(self.unplanned_nbytes, unexplained_nbytes)
-            taken_nbytes = probe.peak_nbytes - probe.left_nbytes - tables.new_nbytes[i]
-            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes)
+            peaks = probe.peaks
+            taken_nbytes = peaks.allocated_nbytes - probe.left_nbytes - tables.new_nbytes[i]
+            # oneDNN's, which the allocator knows nothing of
+            scratch_nbytes = max(0, peaks.resident_nbytes - peaks.allocated_nbytes - diary.outside_nbytes)
+            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes + scratch_nbytes)
         self.recording = self.recording.with_measures(seconds, workspace)
         self.recorded = self.wants_plan = True
 

@@ -1,7 +1,8 @@
 """What TensorFlow's allocator and the process hold.
 
 A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
-outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, which it never gives back.
+outside of the allocator (the graph, oneDNN's code) and by holes between its blocks. It never gives their pages back: half as much
+as is live may be in holes, of which a large block fits into none. Where memory is short, they are taken from it.
 
 What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short they go
 back to the system at once.
@@ -11,15 +12,28 @@ freed blocks go back at once in any case, and what is resident is what is live.
 """
 
 import contextlib
+import os
 import resource
-from typing import Any
+from dataclasses import dataclass
 
+import numpy as np
 import tensorflow as tf
 
-from tensorferry.engines.resident import Heap, ResidentMeter
+from tensorferry.engines.resident import Heap, ResidentMeter, drop_pages
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _ROW_NBYTES = 2**20
+_LARGEST_PIECE_NBYTES, _SMALLEST_PIECE_NBYTES = 64 * 2**20, 2**20  # of free memory, to give its pages back
+_NEXT_PIECE_SHARE = 0.8
+_WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The most that was held over a while."""
+
+    allocated_nbytes: int  # handed out by the allocator; without its statistics, resident
+    resident_nbytes: int
 
 
 class Device:
@@ -30,73 +44,70 @@ class Device:
         self.name = name
         self._meter = ResidentMeter()
         self._heap = Heap()
-        self.has_statistics = self._info()["current"] > 0
+        self.has_statistics = _has_statistics(name)
+        self._may_grow = self.has_statistics and not _is_capped()
         self._returns_freed = not self.has_statistics
         if self._returns_freed:
             self._heap.return_at_once()
             self._heap.trim()
-        self._allocated_before = self._info()["current"] - held_nbytes if self.has_statistics else 0
+        self._allocated_before = self._info()["current"] - held_nbytes
         self._resident_before = self._meter.now_nbytes() - held_nbytes
-        self._highest_resident = self._highest_allocated = 0
+        self._step = Peaks(0, 0)
+        self._highest_resident = 0
+        self.optimising_peak_nbytes = 0  # resident at most before a new function did its first work
+        self._limit_nbytes: int | None = None  # for resident memory, where it is short
+        self._apart_nbytes = 0  # how far resident memory was above the allocator's books when no free block had pages
         self._meter.reset_peak()
 
     def allocated_nbytes(self) -> int:
         """What the allocator has handed out; without its statistics, what is resident."""
-        return self._info()["current"] - self._allocated_before if self.has_statistics else self.resident_nbytes()
-
-    def allocated_peak_nbytes(self) -> int:
-        """The most that was handed out since `reset_peaks` or `reset_allocated_peak`."""
-        if not self.has_statistics:
-            return self.resident_peak_nbytes()
-        peak_nbytes = self._info()["peak"]
-        self._highest_allocated = max(self._highest_allocated, peak_nbytes)
-        return peak_nbytes - self._allocated_before
+        return self._info()["current"] - self._allocated_before
 
     def resident_nbytes(self) -> int:
         """What is resident now."""
         return self._meter.now_nbytes() - self._resident_before
 
-    def resident_peak_nbytes(self) -> int:
-        """The most that was resident since `reset_peaks`."""
-        peak_nbytes = self._meter.peak_nbytes()
-        self._highest_resident = max(self._highest_resident, peak_nbytes)
-        return peak_nbytes - self._resident_before
+    def outside_nbytes(self) -> int:
+        """What is resident now beyond what the allocator has handed out: other memory, and holes between blocks."""
+        return max(0, self.resident_nbytes() - self.allocated_nbytes())
+
+    def peaks(self) -> Peaks:
+        """Since `begin_step`."""
+        probe = self.probe()
+        self._step = Peaks(
+            max(self._step.allocated_nbytes, probe.allocated_nbytes), max(self._step.resident_nbytes, probe.resident_nbytes)
+        )
+        return self._step
+
+    def probe(self) -> Peaks:
+        """Since `begin_probe`."""
+        return Peaks(self._info()["peak"] - self._allocated_before, self._meter.peak_nbytes() - self._resident_before)
 
     def highest_resident_nbytes(self) -> int:
         """The most that was resident since the device was opened."""
-        self.resident_peak_nbytes()
-        return self._highest_resident - self._resident_before
+        self._highest_resident = max(self._highest_resident, self.peaks().resident_nbytes)
+        return self._highest_resident
 
-    def outside_nbytes(self) -> int:
-        """What is resident beyond what the allocator has handed out at most: other memory, and holes between blocks."""
-        if not self.has_statistics:
-            return 0
-        self.allocated_peak_nbytes()
-        return max(0, self.highest_resident_nbytes() - (self._highest_allocated - self._allocated_before))
-
-    def reset_peaks(self) -> None:
+    def begin_step(self) -> None:
         """Begin new peaks."""
-        self.resident_peak_nbytes()
-        self._meter.reset_peak()
-        self.reset_allocated_peak()
+        self.begin_probe()
+        self.highest_resident_nbytes()
+        self._step = Peaks(0, 0)
 
-    def reset_allocated_peak(self) -> None:
-        """Begin a new peak of the allocator alone."""
+    def begin_probe(self) -> None:
+        """Begin new peaks inside a step."""
+        self.peaks()
+        self._meter.reset_peak()
         if self.has_statistics:
-            self.allocated_peak_nbytes()
             tf.config.experimental.reset_memory_stats(self.name)
-        else:
-            self.resident_peak_nbytes()
-            self._meter.reset_peak()
 
     def reserve(self, nbytes: int) -> None:
         """Let the allocator have one large region of addresses, without touching its pages, instead of many that double in size.
 
-        Blocks in different regions never join when they are free, so this leaves fewer holes. Not under a cap on the
-        process's data, which counts addresses.
+        Blocks in different regions never join when they are free, so this leaves fewer holes.
         """
-        if self.has_statistics and resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY:
-            self.allocated_peak_nbytes()
+        if self._may_grow:
+            self.peaks()
             with contextlib.suppress(tf.errors.ResourceExhaustedError), tf.device(self.name):
                 # in rows: no dimension may be beyond 31 bits
                 tf.raw_ops.Empty(shape=[nbytes // _ROW_NBYTES + 1, _ROW_NBYTES], dtype=tf.uint8, init=False)
@@ -104,14 +115,56 @@ class Device:
 
     def include(self, nbytes: int) -> None:
         """Put on the books what the training holds and was there before."""
+        self.begin_step()
         self._allocated_before -= nbytes
         self._resident_before -= nbytes
+        self._highest_resident += nbytes
 
-    def save_memory(self) -> None:
-        """Memory is short: from now on nothing large that was freed stays."""
+    def save_memory(self, limit_nbytes: int) -> None:
+        """Memory is short: from now on nothing large that was freed stays where resident memory would be above the limit."""
+        self._limit_nbytes = limit_nbytes
         if not self._returns_freed:
             self._returns_freed = True
             self._heap.return_at_once(_SCRATCH_NBYTES)
+
+    def begin_function(self) -> None:
+        """A new function is about to do its first work: what TensorFlow took to optimise it is no part of its steps."""
+        self.optimising_peak_nbytes = max(self.optimising_peak_nbytes, self.peaks().resident_nbytes)
+        self.trim()
+        if self._limit_nbytes is not None:
+            self._return_free_blocks()
+        self.begin_step()
+
+    def make_room(self, nbytes: int, *, at_once: bool) -> None:
+        """That much is about to be allocated: let no free block keep pages that would not fit beside it, or `at_once` none."""
+        if self._limit_nbytes is None:
+            return
+        resident_nbytes = self.resident_nbytes()
+        free_nbytes = resident_nbytes - self.allocated_nbytes() - self._apart_nbytes
+        worth_nbytes = _WORTH_RETURNING_SHARE * self._limit_nbytes
+        if free_nbytes > worth_nbytes and (at_once or resident_nbytes + nbytes + worth_nbytes > self._limit_nbytes):
+            self._return_free_blocks()
+
+    def _return_free_blocks(self) -> None:
+        """Give the pages of the allocator's free blocks back; it would keep them, and touch others when blocks do not fit there.
+
+        They are asked for, the larger ones first, and freed again without their pages. The allocator hands out the smallest block
+        that does; where that has no pages, it is time for smaller ones.
+        """
+        if not self._may_grow:
+            return
+        self.peaks()
+        taken, nbytes = [], _LARGEST_PIECE_NBYTES
+        while nbytes >= _SMALLEST_PIECE_NBYTES:
+            with tf.device(self.name):
+                block = tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8, init=False)
+            if drop_pages(np.asarray(memoryview(block)).ctypes.data, nbytes):
+                taken.append(block)
+            else:
+                nbytes = int(_NEXT_PIECE_SHARE * nbytes)
+        del taken, block
+        tf.config.experimental.reset_memory_stats(self.name)  # they were held by nobody
+        self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes()
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""
@@ -123,8 +176,19 @@ class Device:
             self._heap.restore()
         self._meter.close()
 
-    def _info(self) -> dict[str, Any]:
-        try:
+    def _info(self) -> dict[str, int]:
+        if self.has_statistics:
             return tf.config.experimental.get_memory_info(self.name)
-        except ValueError:  # without oneDNN nobody keeps books
-            return {"current": 0, "peak": 0}
+        return {"current": self._meter.now_nbytes(), "peak": self._meter.peak_nbytes()}
+
+
+def _is_capped() -> bool:
+    """Whether the allocator may be refused more addresses, by the kernel or by itself: then it waits for seconds, and fails."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY or "TF_MKL_ALLOC_MAX_BYTES" in os.environ
+
+
+def _has_statistics(name: str) -> bool:
+    try:
+        return tf.config.experimental.get_memory_info(name)["current"] > 0
+    except ValueError:  # without oneDNN nobody keeps books
+        return False

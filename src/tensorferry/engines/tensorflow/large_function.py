@@ -33,7 +33,7 @@ from tensorferry.units import parse_bytes
 # the allocator hands out up to twice what was asked for, as its holes have it
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 _COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
-_OP_NBYTES = 6 * 1024  # what TensorFlow holds for an op of a graph once it has optimised it
+_OP_NBYTES = 21 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
 _MAX_COURSES = 8  # kinds of step remembered
 
 
@@ -96,8 +96,7 @@ class LargeFunction:
         course = self._find_course(args, kwargs)
         if course.wants_plan:
             self._plan(course)
-        self._device.reset_peaks()
-        before_nbytes = self._device.resident_nbytes()
+        self._device.begin_step()
         course.begin_step()
         try:
             with same_rewrites():
@@ -110,7 +109,7 @@ class LargeFunction:
             if self._crossings.error is not None:
                 raise self._crossings.error from error
             raise
-        self._end_step(course, before_nbytes)
+        self._end_step(course)
         return result
 
     def close(self) -> None:
@@ -163,7 +162,7 @@ class LargeFunction:
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
-        if floor.nbytes > self._limit_nbytes and not course.recorded:
+        if not course.recorded and _when_warm(floor.nbytes) > self._limit_nbytes:
             # the last resort, as between steps all of it has to be back; later it would take one function more, and its memory
             course.recording = self._record(course.recording.layout.graph, with_state=True)
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)
@@ -175,9 +174,9 @@ class LargeFunction:
             return
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
-            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes))
+            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes)
             if trace.plain_peak_nbytes > self._limit_nbytes:
-                self._device.save_memory()
+                self._device.save_memory(self._limit_nbytes)
             course.prepare_record()
             course.wants_plan = False
             return
@@ -189,30 +188,24 @@ class LargeFunction:
             recompute=self._settings.recompute,
             fetch_ahead=self._settings.fetch_ahead,
         )
-        self._device.trim()  # what the function before held
         assert course.plan is not None
         self._tier.check_room(course.plan.nbytes(Action.SWAP))
 
-    def _end_step(self, course: Course, before_nbytes: int) -> None:
+    def _end_step(self, course: Course) -> None:
         diary = self._crossings.end_step()
         self._num_steps += 1
-        # holes between blocks come and go with the timing of copies, so what was seen at most counts
-        known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0
-        self._outside_nbytes = max(known_nbytes, self._device.outside_nbytes())
         if not course.recorded:
+            known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0  # before the first step it was a guess
+            self._outside_nbytes = max(known_nbytes, diary.outside_nbytes)
             course.end_record(diary)
             return
-        peak_nbytes = self._device.resident_peak_nbytes()
-        # neither is less than this step took: pages of earlier steps stay, and what is outside was never all there at once
-        own_nbytes = min(peak_nbytes, self._device.allocated_peak_nbytes() + self._outside_nbytes)
-        timeline = course.timeline(diary, self._outside_nbytes, own_nbytes)
-        # the allocator gives nothing back, so only a step that made resident memory grow can do better next time
-        above_nbytes = peak_nbytes - self._limit_nbytes if peak_nbytes > before_nbytes else 0
-        course.end_planned(diary, timeline, above_nbytes)
+        peak_nbytes = self._device.peaks().resident_nbytes
+        timeline = course.timeline(diary, self._outside_nbytes, peak_nbytes)
+        course.end_planned(diary, timeline, peak_nbytes - self._limit_nbytes)
 
     def _too_small(self, trace: Trace, floor: Floor, *, is_cold: bool) -> BudgetTooSmall:
         """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
-        needed_nbytes = floor.nbytes + int(_COLD_SHARE * floor.nbytes) * is_cold
+        needed_nbytes = _when_warm(floor.nbytes) if is_cold else floor.nbytes
         return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
 
     @property
@@ -243,6 +236,11 @@ class LargeFunction:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _when_warm(floor_nbytes: int) -> int:
+    """What the floor of a step may turn out to be, of which only the graph is known."""
+    return floor_nbytes + int(_COLD_SHARE * floor_nbytes)
 
 
 def _as_tf_function(function: Callable[..., Any]) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.device import Device, Peaks
 from tensorferry.errors import CopyStuck
 from tensorferry.plan import Lane
 from tensorferry.tiers import Slot, Tier
@@ -54,8 +54,8 @@ class Copy:
 class Probe:
     """What was seen between two gates."""
 
-    peak_nbytes: int  # of the allocator
     left_nbytes: int  # allocated when the gate let the unit go
+    peaks: Peaks = field(default_factory=lambda: Peaks(0, 0))
 
 
 @dataclass
@@ -69,6 +69,7 @@ class Diary:
     copies: list[Copy] = field(default_factory=list)
     resident: list[tuple[float, int]] = field(default_factory=list)
     probes: dict[int, Probe] = field(default_factory=dict)  # by gate, in a recorded step
+    outside_nbytes: int = 0  # resident beyond what was allocated, at most, while no unit ran; in a recorded step
     num_late: int = 0
     waited_seconds: float = 0.0
 
@@ -87,6 +88,7 @@ class Crossings:
         self._rooms: dict[int, int] = {}
         self._limit_nbytes = 0
         self._recording = False
+        self._is_new = False
         self._last_gate: int | None = None
         self._states: frozenset[int] = frozenset()
         self._stranded: dict[int, NDArray[Any]] = {}  # by storage: a variable's bytes that could not be written
@@ -103,13 +105,15 @@ class Crossings:
         *,
         recording: bool,
         states: frozenset[int] = frozenset(),
+        is_new: bool = False,
     ) -> None:
         """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated.
 
-        What is written of `states` stays on the tier until the step has ended: it may be all there is of a variable.
+        What is written of `states` stays on the tier until the step has ended: it may be all there is of a variable. `is_new`:
+        the function runs for the first time.
         """
         self._stops, self._rooms, self._limit_nbytes, self._recording = stops, rooms, limit_nbytes, recording
-        self._states = states
+        self._states, self._is_new = states, is_new
         self._last_gate, self.error = None, None
         self.diary = Diary()
 
@@ -199,6 +203,9 @@ class Crossings:
 
     def _open_gate(self, gate: int) -> None:
         self._note_probe()
+        if self._is_new:
+            self._is_new = False
+            self.device.begin_function()
         reached_at = time.perf_counter()
         self.diary.reached[gate] = reached_at
         stop = self._stops[gate]
@@ -207,20 +214,21 @@ class Crossings:
         for s in stop.arrivals:
             self._await(self._arrivals.pop(s))
         self._wait_for_room(stop.demand_nbytes)
+        self.device.make_room(stop.demand_nbytes, at_once=self._recording)
         passed_at = time.perf_counter()
         self.diary.waited_seconds += passed_at - reached_at
         self.diary.passed[gate] = passed_at
         held_nbytes = self.device.allocated_nbytes()
         self.diary.resident.append((passed_at, held_nbytes))
         if self._recording:
-            self.device.reset_allocated_peak()
+            self.diary.outside_nbytes = max(self.diary.outside_nbytes, self.device.outside_nbytes())
+            self.device.begin_probe()
             self._last_gate = gate
-            self.diary.probes[gate] = Probe(held_nbytes, held_nbytes)
+            self.diary.probes[gate] = Probe(held_nbytes)
 
     def _note_probe(self) -> None:
         if self._last_gate is not None:
-            probe = self.diary.probes[self._last_gate]
-            probe.peak_nbytes = max(probe.peak_nbytes, self.device.allocated_peak_nbytes())
+            self.diary.probes[self._last_gate].peaks = self.device.probe()
             self._last_gate = None
 
     def _wait_for_room(self, demand_nbytes: int) -> None:

@@ -1,0 +1,55 @@
+"""What the device does with the allocator's free blocks, in processes of their own: the allocator is the whole process's."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = """
+    import json, os
+    import numpy as np
+    import tensorflow as tf
+    from tensorferry.engines.tensorflow.device import Device
+
+    MIB = 2**20
+    kept = tf.ones([MIB], tf.uint8)
+    device = Device(0)
+    device.save_memory(100 * MIB)
+    blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
+    del blocks[::2]  # holes between what is left
+    before, allocated = device.resident_nbytes(), device.allocated_nbytes()
+    device.make_room(MIB, at_once=False)
+    after = device.resident_nbytes()
+    intact = all(bool(tf.reduce_all(block == np.uint8(2 * i + 1))) for i, block in enumerate(blocks))
+    print(json.dumps({
+        "before": before // MIB, "returned": (before - after) // MIB, "allocated": allocated // MIB, "intact": intact,
+        "peak": device.peaks().allocated_nbytes // MIB,
+    }))
+"""
+
+
+def _run(**settings: str) -> dict:
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | settings,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(child.stdout.splitlines()[-1])
+
+
+def test_pages_of_free_blocks_go_back_above_the_limit_and_no_others() -> None:
+    seen = _run()
+    assert seen["before"] >= 118  # 60 MiB are live, as much is in holes
+    assert seen["allocated"] <= 72
+    assert 40 <= seen["returned"] <= 64
+    assert seen["intact"]
+    assert 118 <= seen["peak"] <= 140  # what was asked for to find them counts for nobody
+
+
+def test_a_capped_allocator_is_asked_for_nothing() -> None:
+    seen = _run(TF_MKL_ALLOC_MAX_BYTES=str(200 * 2**20))
+    assert seen["returned"] <= 2
+    assert seen["intact"]
