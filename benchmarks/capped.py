@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 
 from measure import Measurement, measure
 from trainings import Case, Request
@@ -28,20 +29,22 @@ class CappedResult:
     @property
     def gain(self) -> float:
         """How many times the voxels, images or texts fit."""
-        plain, ferry = (replace(self.case, size=size).num_units for size in (self.plain_size, self.ferry_size))
-        return ferry / plain
+        return _gain(self.case, self.plain_size, self.ferry_size)
 
 
-def find_capped_sizes(plain: Request, margin_nbytes: int, say: Callable[[str], None]) -> CappedResult:
+def find_capped_sizes(
+    plain: Request, margin_nbytes: int, say: Callable[[str], None], hoped_gain: float = 1.0
+) -> CappedResult:
     """Bisect both under the smallest cap that plain training survives; `plain` says of what, under which kind of cap.
 
-    Ferry's budget is the cap less `margin_nbytes` for what is no tensor: thread stacks, the heap's slack.
+    Ferry's budget is the cap on the process less `margin_nbytes` for what is no tensor: thread stacks, the heap's slack. A cap on
+    the allocator it knows by itself. The search for its size begins where `hoped_gain` times as much fits.
     """
     case = plain.case
     attempts: list[Measurement] = []
 
     def trains(mode: str, size: int, allowance_nbytes: int) -> bool:
-        budget = allowance_nbytes - margin_nbytes if mode == "ferry" else None
+        budget = allowance_nbytes - margin_nbytes if mode == "ferry" and plain.cap == "process" else None
         request = replace(
             plain, case=replace(case, size=size), mode=mode, budget_nbytes=budget, allowance_nbytes=allowance_nbytes
         )
@@ -51,15 +54,22 @@ def find_capped_sizes(plain: Request, margin_nbytes: int, say: Callable[[str], N
         say(f"{case.label} under {limit}, {mode}, size {size}: {attempts[-1].outcome}")
         return attempts[-1].trained
 
-    cap = measure(plain, exact_malloc=True).counted_nbytes
+    alone = measure(plain, exact_malloc=True)
+    cap = alone.allocator_nbytes if plain.cap == "allocator" and alone.allocator_nbytes else alone.peak_nbytes
     while not trains("plain", case.size, cap):  # a cap counts reserved bytes and what is no tensor, the peak does not
         if attempts[-1].outcome != "out of memory":
             raise RuntimeError(f"plain training of {case.label} failed: {attempts[-1].message}")
         cap = round(cap * _CAP_STEP_UP)
     step = _UNET_STEP if case.family == "unet" else 1
     plain_size = largest(lambda size: size == case.size or trains("plain", size, cap), case.size, step)
-    ferry_size = largest(lambda size: trains("ferry", size, cap), plain_size, step)
+    hoped_size = next(size for size in count(plain_size, step) if _gain(case, plain_size, size) >= hoped_gain)
+    ferry_size = largest(lambda size: trains("ferry", size, cap), hoped_size, step)
     return CappedResult(plain.engine, case, plain.cap, cap, plain_size, ferry_size, tuple(attempts))
+
+
+def _gain(case: Case, plain_size: int, ferry_size: int) -> float:
+    plain, ferry = (replace(case, size=size).num_units for size in (plain_size, ferry_size))
+    return ferry / plain
 
 
 def largest(fits: Callable[[int], bool], start: int, step: int) -> int:

@@ -44,11 +44,6 @@ class Measurement:
         """Whether every step ran."""
         return self.outcome == "trained"
 
-    @property
-    def counted_nbytes(self) -> int:
-        """The peak of tensors alone where an allocator counts them, and of the whole process elsewhere."""
-        return self.allocator_nbytes or self.peak_nbytes
-
     def differing_parts(self, plain: "Measurement") -> list[str]:
         """Of the losses and the parts of the model's state those whose bits are not plain's."""
         return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]

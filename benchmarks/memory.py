@@ -33,7 +33,7 @@ import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, combine, measure
 from tables import make_table, make_targets_table
-from targets import Verdict, judge, judge_capped
+from targets import TARGETS, Verdict, judge, judge_capped
 from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
 
@@ -244,7 +244,8 @@ def _run_capped(options: argparse.Namespace) -> list[Verdict]:
     bases = {replace(case, size=case.size if options.quick else options.cap_sizes[case.family]) for case in options.cases}
     plain = Request(options.cases[0], "plain", tier=options.tier, num_steps=options.steps or 2, engine=options.engine)
     for case, cap in product(sorted(bases, key=lambda case: case.label), options.caps):
-        results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say))
+        hoped_gain = 1.0 if options.quick else TARGETS[options.engine].gains.get(case.family, 1.0)
+        results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say, hoped_gain))
         _write(options, {"capped": [_capped_json(result) for result in results]})
     verdicts = [] if options.quick else [verdict for result in results for verdict in judge_capped(result)]
     return _finish(options, verdicts, {"capped": [_capped_json(result) for result in results]})

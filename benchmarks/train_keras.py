@@ -37,8 +37,7 @@ def train(request: Request, clock: StepClock) -> Trained:
     model, batch = build(request.case)
     callbacks: list[Any] = [_Watch(clock)]
     if request.mode == "ferry":
-        assert request.budget_nbytes is not None, "a budget goes with this mode"
-        callbacks.insert(0, ferry.LargeModel(budget=request.budget_nbytes, tier=request.tier))
+        callbacks.insert(0, ferry.LargeModel(budget=request.budget_nbytes or "auto", tier=request.tier))
     with ferry.tensorflow.same_rewrites(), _AllocatorPeak() as peak:
         try:
             _fit(model, batch, request.num_steps, callbacks)

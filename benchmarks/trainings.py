@@ -63,7 +63,7 @@ class Request:
 
     case: Case
     mode: str  # "plain", "checkpoint" or "ferry"
-    budget_nbytes: int | None = None  # ferry only
+    budget_nbytes: int | None = None  # ferry's; none: "auto"
     tier: str = "auto"
     num_steps: int = 5
     allowance_nbytes: int | None = None  # a hard cap: what may be held beyond what a process holds before the model

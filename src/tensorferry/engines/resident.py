@@ -12,6 +12,7 @@ import resource
 import numpy as np
 
 _PAGE_NBYTES = resource.getpagesize()
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
@@ -85,17 +86,27 @@ class ResidentMeter:
         return int(text[start : start + 24].split()[0]) * 1024
 
 
+def count_resident(address: int, nbytes: int) -> int:
+    """How many bytes of the whole pages in a block are resident."""
+    start, length = _whole_pages(address, nbytes)
+    is_there = np.zeros(length // _PAGE_NBYTES, np.uint8)
+    if length and _LIBRARY.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_void_p(is_there.ctypes.data)):
+        raise OSError(ctypes.get_errno(), "the system does not tell which pages are resident")
+    return int(np.count_nonzero(is_there)) * _PAGE_NBYTES
+
+
 def drop_pages(address: int, nbytes: int) -> int:
-    """Give the pages of a block back whose bytes nobody wants; how many of these bytes were resident."""
-    start, stop = -(-address // _PAGE_NBYTES) * _PAGE_NBYTES, (address + nbytes) // _PAGE_NBYTES * _PAGE_NBYTES
-    if start >= stop:
-        return 0
-    library = ctypes.CDLL(None, use_errno=True)
-    is_there = np.zeros((stop - start) // _PAGE_NBYTES, np.uint8)
-    where = ctypes.c_void_p(start), ctypes.c_size_t(stop - start)
-    if library.mincore(*where, is_there.ctypes.data_as(ctypes.c_void_p)) or library.madvise(*where, _MADV_DONTNEED):
+    """Give the whole pages in a block back whose bytes nobody wants; how many bytes of them were resident."""
+    resident_nbytes = count_resident(address, nbytes)
+    start, length = _whole_pages(address, nbytes)
+    if resident_nbytes and _LIBRARY.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_DONTNEED):
         raise OSError(ctypes.get_errno(), "the system does not take pages back")
-    return int(np.count_nonzero(is_there & 1)) * _PAGE_NBYTES
+    return resident_nbytes
+
+
+def _whole_pages(address: int, nbytes: int) -> tuple[int, int]:
+    start, stop = -(-address // _PAGE_NBYTES) * _PAGE_NBYTES, (address + nbytes) // _PAGE_NBYTES * _PAGE_NBYTES
+    return start, max(0, stop - start)
 
 
 class Heap:

@@ -15,12 +15,16 @@ PROGRAM = """
     MIB = 2**20
     kept = tf.ones([MIB], tf.uint8)
     device = Device(0)
+    device.reserve(200 * MIB)
     device.save_memory(100 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left
     before, allocated = device.resident_nbytes(), device.allocated_nbytes()
-    device.make_room(MIB, at_once=False)
-    after = device.resident_nbytes()
+    for _ in range(3):  # holes that were found before must not hide the others
+        device.make_room(MIB, at_once=False)
+        after = device.resident_nbytes()
+        more = [tf.fill([5 * MIB], np.uint8(0)) for _ in range(4)]
+        del more
     intact = all(bool(tf.reduce_all(block == np.uint8(2 * i + 1))) for i, block in enumerate(blocks))
     print(json.dumps({
         "before": before // MIB, "returned": (before - after) // MIB, "allocated": allocated // MIB, "intact": intact,

@@ -67,12 +67,12 @@ class Course:
     # plans
 
     def prepare_record(self) -> None:
-        """Make the function that swaps everything and is watched."""
+        """Make the function that swaps everything and is watched, unit by unit where they add something that could move."""
         trace = self.trace
         decisions = [
             Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable
         ]
-        self._rebuild(decisions, gated_nbytes=0)
+        self._rebuild(decisions, gated_nbytes=self._min_nbytes)
 
     def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""

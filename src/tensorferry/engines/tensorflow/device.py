@@ -1,8 +1,8 @@
 """What TensorFlow's allocator and the process hold.
 
 A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
-outside of the allocator (the graph, oneDNN's code) and by holes between its blocks. It never gives their pages back: half as much
-as is live may be in holes, of which a large block fits into none. Where memory is short, they are taken from it.
+outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, whose pages are taken from it where memory is
+short: see `pages`.
 
 What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short they go
 back to the system at once.
@@ -11,20 +11,17 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
-import contextlib
 import os
 import resource
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
-from tensorferry.engines.resident import Heap, ResidentMeter, drop_pages
+from tensorferry.engines.resident import Heap, ResidentMeter
+from tensorferry.engines.tensorflow.pages import FreePages
 
+ALLOCATOR_CAP = "TF_MKL_ALLOC_MAX_BYTES"  # the variable in which a user tells TensorFlow how much it may allocate
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
-_ROW_NBYTES = 2**20
-_LARGEST_PIECE_NBYTES, _SMALLEST_PIECE_NBYTES = 64 * 2**20, 2**20  # of free memory, to give its pages back
-_NEXT_PIECE_SHARE = 0.8
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
 
 
@@ -44,6 +41,7 @@ class Device:
         self.name = name
         self._meter = ResidentMeter()
         self._heap = Heap()
+        self._pages = FreePages(name)
         self.has_statistics = _has_statistics(name)
         self._may_grow = self.has_statistics and not _is_capped()
         self._returns_freed = not self.has_statistics
@@ -70,6 +68,11 @@ class Device:
     def outside_nbytes(self) -> int:
         """What is resident now beyond what the allocator has handed out: other memory, and holes between blocks."""
         return max(0, self.resident_nbytes() - self.allocated_nbytes())
+
+    def room_nbytes(self) -> int | None:
+        """What a cap on the allocator leaves to the training, if there is one."""
+        cap = os.environ.get(ALLOCATOR_CAP, "")
+        return int(cap) - self._allocated_before if cap.isdecimal() and self.has_statistics else None
 
     def peaks(self) -> Peaks:
         """Since `begin_step`."""
@@ -102,15 +105,10 @@ class Device:
             tf.config.experimental.reset_memory_stats(self.name)
 
     def reserve(self, nbytes: int) -> None:
-        """Let the allocator have one large region of addresses, without touching its pages, instead of many that double in size.
-
-        Blocks in different regions never join when they are free, so this leaves fewer holes.
-        """
+        """Get ready for a training that allocates that much more at most."""
         if self._may_grow:
             self.peaks()
-            with contextlib.suppress(tf.errors.ResourceExhaustedError), tf.device(self.name):
-                # in rows: no dimension may be beyond 31 bits
-                tf.raw_ops.Empty(shape=[nbytes // _ROW_NBYTES + 1, _ROW_NBYTES], dtype=tf.uint8, init=False)
+            self._pages.reserve(max(0, nbytes), self.allocated_nbytes())
             tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
 
     def include(self, nbytes: int) -> None:
@@ -132,7 +130,7 @@ class Device:
         self.optimising_peak_nbytes = max(self.optimising_peak_nbytes, self.peaks().resident_nbytes)
         self.trim()
         if self._limit_nbytes is not None:
-            self._return_free_blocks()
+            self._return_free_pages()
         self.begin_step()
 
     def make_room(self, nbytes: int, *, at_once: bool) -> None:
@@ -142,29 +140,16 @@ class Device:
         resident_nbytes = self.resident_nbytes()
         free_nbytes = resident_nbytes - self.allocated_nbytes() - self._apart_nbytes
         worth_nbytes = _WORTH_RETURNING_SHARE * self._limit_nbytes
-        if free_nbytes > worth_nbytes and (at_once or resident_nbytes + nbytes + worth_nbytes > self._limit_nbytes):
-            self._return_free_blocks()
+        # up to the next gate, blocks may end up on fresh pages while others are freed, so that more is touched than is held
+        if free_nbytes > worth_nbytes and (at_once or resident_nbytes + nbytes + 2 * worth_nbytes > self._limit_nbytes):
+            self._return_free_pages()
 
-    def _return_free_blocks(self) -> None:
-        """Give the pages of the allocator's free blocks back; it would keep them, and touch others when blocks do not fit there.
-
-        They are asked for, the larger ones first, and freed again without their pages. The allocator hands out the smallest block
-        that does; where that has no pages, it is time for smaller ones.
-        """
-        if not self._may_grow:
-            return
-        self.peaks()
-        taken, nbytes = [], _LARGEST_PIECE_NBYTES
-        while nbytes >= _SMALLEST_PIECE_NBYTES:
-            with tf.device(self.name):
-                block = tf.raw_ops.Empty(shape=[nbytes], dtype=tf.uint8, init=False)
-            if drop_pages(np.asarray(memoryview(block)).ctypes.data, nbytes):
-                taken.append(block)
-            else:
-                nbytes = int(_NEXT_PIECE_SHARE * nbytes)
-        del taken, block
-        tf.config.experimental.reset_memory_stats(self.name)  # they were held by nobody
-        self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes()
+    def _return_free_pages(self) -> None:
+        if self._may_grow:
+            self.peaks()
+            self._pages.give_back(self.allocated_nbytes())
+            tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
+            self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes()
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""
@@ -184,7 +169,7 @@ class Device:
 
 def _is_capped() -> bool:
     """Whether the allocator may be refused more addresses, by the kernel or by itself: then it waits for seconds, and fails."""
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY or "TF_MKL_ALLOC_MAX_BYTES" in os.environ
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY or ALLOCATOR_CAP in os.environ
 
 
 def _has_statistics(name: str) -> bool:

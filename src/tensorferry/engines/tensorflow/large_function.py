@@ -32,8 +32,11 @@ from tensorferry.units import parse_bytes
 
 # the allocator hands out up to twice what was asked for, as its holes have it
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
+_CAPPED_MARGIN = Margin(
+    share=0.15, min_nbytes=16 * 2**20
+)  # where the allocator cannot grow, a hole that is too small is of no use
 _COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
-_OP_NBYTES = 21 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
+_OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
 _MAX_COURSES = 8  # kinds of step remembered
 
 
@@ -210,7 +213,11 @@ class LargeFunction:
 
     @property
     def _limit_nbytes(self) -> int:
-        return _MARGIN.limit_of(self.budget_nbytes)
+        limit_nbytes = _MARGIN.limit_of(self.budget_nbytes)
+        room_nbytes = self._device.room_nbytes()
+        if room_nbytes is None:
+            return limit_nbytes
+        return min(limit_nbytes, _CAPPED_MARGIN.limit_of(room_nbytes) + self._outside_nbytes)
 
     # what a user asks
 

@@ -1,0 +1,79 @@
+"""The pages of the allocator's free blocks, given back to the system.
+
+TensorFlow's allocator keeps all the memory it ever had. What was freed may be in many holes of which a large block fits into
+none, so the next one touches fresh pages: half as much as is live was seen resident in holes. Addresses cost little and pages
+much, so the pages go back and the holes stay.
+
+Nobody tells where free blocks are, but who asks for memory gets them: the smallest that is large enough, and what lies above
+everything that is live only when there is no other. So blocks are asked for, from large to small, each size until one lies up
+there; their pages are dropped, and all are freed again.
+"""
+
+import contextlib
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tensorferry.engines.resident import ResidentMeter, count_resident, drop_pages
+
+_ROW_NBYTES = 2**20
+_LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
+_NEXT_SHARE = 0.75
+
+
+class FreePages:
+    """The free blocks of one device's allocator."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._address = self._end = 0
+        self._pool_nbytes = 0  # what the allocator has of addresses, at least
+
+    def reserve(self, nbytes: int, allocated_nbytes: int) -> None:
+        """Let the allocator have one large region of addresses, without touching its pages, instead of many that double in size.
+
+        Blocks in different regions never join when they are free, so this leaves fewer holes.
+        """
+        nbytes = max(nbytes, _LARGEST_NBYTES)
+        with closing(ResidentMeter()) as meter, contextlib.suppress(tf.errors.ResourceExhaustedError):
+            before_nbytes, grown_nbytes = meter.data_nbytes(), 0
+            while grown_nbytes < _LARGEST_NBYTES:
+                block = self._take([nbytes // _ROW_NBYTES + 1, _ROW_NBYTES])  # no dimension may be beyond 31 bits
+                grown_nbytes = meter.data_nbytes() - before_nbytes
+                nbytes *= 2  # where it fitted into a region that was there
+            # what was taken is a power of two, and a thirty-second of that for the books
+            region_nbytes = 1 << (grown_nbytes.bit_length() - 1)
+            self._address = _address_of(block)
+            self._end = self._address + region_nbytes
+            self._pool_nbytes = allocated_nbytes + region_nbytes
+
+    def give_back(self, allocated_nbytes: int) -> None:
+        """Drop the pages of the free blocks, when so much is allocated."""
+        taken: list[Any] = []  # until the end, or the same would be handed out again
+        free_nbytes, nbytes = self._pool_nbytes - allocated_nbytes, _LARGEST_NBYTES
+        while nbytes >= _SMALLEST_NBYTES:
+            if nbytes > free_nbytes:  # the allocator would take more addresses
+                nbytes = int(_NEXT_SHARE * nbytes)
+                continue
+            block = self._take([nbytes])
+            address = _address_of(block)
+            if not drop_pages(address, nbytes) and self._is_above_all(address + nbytes):
+                nbytes = int(_NEXT_SHARE * nbytes)
+            else:
+                taken.append(block)
+                free_nbytes -= nbytes
+            del block
+
+    def _is_above_all(self, address: int) -> bool:
+        """Whether nothing lives above an address in the region: what does has pages."""
+        return self._address <= address <= self._end and not count_resident(address, self._end - address)
+
+    def _take(self, shape: list[int]) -> Any:
+        with tf.device(self._name):
+            return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
+
+
+def _address_of(block: Any) -> int:
+    return int(np.asarray(memoryview(block)).ctypes.data)
