@@ -15,7 +15,7 @@ PROGRAM = """
     MIB = 2**20
     kept = tf.ones([MIB], tf.uint8)
     device = Device(0)
-    device.reserve(200 * MIB)
+    device.reserve(200 * MIB, 0)
     device.save_memory(100 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left

@@ -11,8 +11,11 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
+import mmap
 import os
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -43,7 +46,9 @@ class Device:
         self._heap = Heap()
         self._pages = FreePages(name)
         self.has_statistics = _has_statistics(name)
-        self._may_grow = self.has_statistics and not _is_capped()
+        self._is_process_capped = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
+        # otherwise it may be refused addresses, by the kernel or by itself: then it waits for seconds, and fails
+        self._may_grow = self.has_statistics and not self._is_process_capped and ALLOCATOR_CAP not in os.environ
         self._returns_freed = not self.has_statistics
         if self._returns_freed:
             self._heap.return_at_once()
@@ -104,12 +109,18 @@ class Device:
         if self.has_statistics:
             tf.config.experimental.reset_memory_stats(self.name)
 
-    def reserve(self, nbytes: int) -> None:
-        """Get ready for a training that allocates that much more at most."""
-        if self._may_grow:
-            self.peaks()
+    def reserve(self, nbytes: int, outside_nbytes: int) -> None:
+        """Get ready for a training that allocates so much more at most, and holds so much more outside of the allocator."""
+        if not self.has_statistics:
+            return
+        self.peaks()
+        room_nbytes = self.room_nbytes()
+        if room_nbytes is not None:  # asked for more than half of what is left to it, the allocator takes all of it as one region
+            nbytes = 1 << (max(1, room_nbytes - self.allocated_nbytes()).bit_length() - 1)
+        # under a cap on addresses it would take all that are left
+        with _addresses_kept(outside_nbytes if self._is_process_capped else 0):
             self._pages.reserve(max(0, nbytes), self.allocated_nbytes())
-            tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
+        tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
 
     def include(self, nbytes: int) -> None:
         """Put on the books what the training holds and was there before."""
@@ -167,9 +178,17 @@ class Device:
         return {"current": self._meter.now_nbytes(), "peak": self._meter.peak_nbytes()}
 
 
-def _is_capped() -> bool:
-    """Whether the allocator may be refused more addresses, by the kernel or by itself: then it waits for seconds, and fails."""
-    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY or ALLOCATOR_CAP in os.environ
+@contextmanager
+def _addresses_kept(nbytes: int) -> Iterator[None]:
+    """While inside, so many addresses are taken and nobody gets them; none where there are not so many."""
+    kept = None
+    with suppress(OSError):
+        kept = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if nbytes else None
+    try:
+        yield
+    finally:
+        if kept is not None:
+            kept.close()
 
 
 def _has_statistics(name: str) -> bool:

@@ -177,7 +177,10 @@ class LargeFunction:
             return
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
-            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes)
+            self._device.reserve(
+                min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
+                self._outside_nbytes - self._device.outside_nbytes(),
+            )
             if trace.plain_peak_nbytes > self._limit_nbytes:
                 self._device.save_memory(self._limit_nbytes)
             course.prepare_record()
