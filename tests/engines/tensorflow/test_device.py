@@ -15,7 +15,7 @@ PROGRAM = """
     MIB = 2**20
     kept = tf.ones([MIB], tf.uint8)
     device = Device(0)
-    device.reserve(200 * MIB, 0)
+    device.reserve(200 * MIB)
     device.save_memory(100 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left
@@ -33,9 +33,29 @@ PROGRAM = """
 """
 
 
-def _run(**settings: str) -> dict:
+CAPPED = """
+    import json
+    import tensorflow as tf
+    import tensorferry as ferry
+
+    weights = tf.Variable(tf.zeros([4 * 2**20]))
+
+    def train(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((weights * x) ** 2)
+        weights.assign_sub(tape.gradient(loss, weights))
+        return loss
+
+    try:
+        ferry.tensorflow.large_function(train, budget="4GiB")(tf.ones([4 * 2**20]))
+    except ferry.BudgetTooSmall as error:
+        print(json.dumps({"error": str(error)}))
+"""
+
+
+def _run(program: str = PROGRAM, **settings: str) -> dict:
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        [sys.executable, "-c", textwrap.dedent(program)],
         env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | settings,
         capture_output=True,
         text=True,
@@ -57,3 +77,10 @@ def test_a_capped_allocator_is_asked_for_nothing() -> None:
     seen = _run(TF_MKL_ALLOC_MAX_BYTES=str(200 * 2**20))
     assert seen["returned"] <= 2
     assert seen["intact"]
+
+
+def test_a_step_that_a_capped_allocator_cannot_hold_is_refused_before_it_runs() -> None:
+    told = _run(CAPPED, TF_MKL_ALLOC_MAX_BYTES=str(64 * 2**20))["error"]
+    assert "one step needs at least" in told
+    assert told.endswith("What TensorFlow may allocate is capped by TF_MKL_ALLOC_MAX_BYTES.")
+    assert "4 GiB" not in told  # what counts is the cap

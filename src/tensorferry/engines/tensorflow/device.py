@@ -11,11 +11,8 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
-import mmap
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -109,17 +106,15 @@ class Device:
         if self.has_statistics:
             tf.config.experimental.reset_memory_stats(self.name)
 
-    def reserve(self, nbytes: int, outside_nbytes: int) -> None:
-        """Get ready for a training that allocates so much more at most, and holds so much more outside of the allocator."""
-        if not self.has_statistics:
+    def reserve(self, nbytes: int) -> None:
+        """Get ready for a training that allocates so much more at most."""
+        if not self.has_statistics or self._is_process_capped:  # that cap counts addresses
             return
         self.peaks()
         room_nbytes = self.room_nbytes()
         if room_nbytes is not None:  # asked for more than half of what is left to it, the allocator takes all of it as one region
             nbytes = 1 << (max(1, room_nbytes - self.allocated_nbytes()).bit_length() - 1)
-        # under a cap on addresses it would take all that are left
-        with _addresses_kept(outside_nbytes if self._is_process_capped else 0):
-            self._pages.reserve(max(0, nbytes), self.allocated_nbytes())
+        self._pages.reserve(max(0, nbytes), self.allocated_nbytes())
         tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
 
     def include(self, nbytes: int) -> None:
@@ -176,19 +171,6 @@ class Device:
         if self.has_statistics:
             return tf.config.experimental.get_memory_info(self.name)
         return {"current": self._meter.now_nbytes(), "peak": self._meter.peak_nbytes()}
-
-
-@contextmanager
-def _addresses_kept(nbytes: int) -> Iterator[None]:
-    """While inside, so many addresses are taken and nobody gets them; none where there are not so many."""
-    kept = None
-    with suppress(OSError):
-        kept = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if nbytes else None
-    try:
-        yield
-    finally:
-        if kept is not None:
-            kept.close()
 
 
 def _has_statistics(name: str) -> bool:

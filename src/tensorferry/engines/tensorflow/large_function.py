@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
 from tensorferry.engines.tensorflow.course import Course
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.device import ALLOCATOR_CAP, Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
@@ -177,10 +177,7 @@ class LargeFunction:
             return
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
-            self._device.reserve(
-                min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
-                self._outside_nbytes - self._device.outside_nbytes(),
-            )
+            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes)
             if trace.plain_peak_nbytes > self._limit_nbytes:
                 self._device.save_memory(self._limit_nbytes)
             course.prepare_record()
@@ -212,7 +209,12 @@ class LargeFunction:
     def _too_small(self, trace: Trace, floor: Floor, *, is_cold: bool) -> BudgetTooSmall:
         """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
         needed_nbytes = _when_warm(floor.nbytes) if is_cold else floor.nbytes
-        return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
+        room_nbytes = self._device.room_nbytes()
+        if room_nbytes is None or room_nbytes + self._outside_nbytes >= self.budget_nbytes:
+            return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
+        smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(needed_nbytes - self._outside_nbytes) + self._outside_nbytes)
+        error = too_small(trace, room_nbytes + self._outside_nbytes, smallest)
+        return BudgetTooSmall(f"{error} What TensorFlow may allocate is capped by {ALLOCATOR_CAP}.", error.smallest_nbytes)
 
     @property
     def _limit_nbytes(self) -> int:
