@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 PROGRAM = """
     import json, os
@@ -53,7 +54,23 @@ CAPPED = """
 """
 
 
-def _run(program: str = PROGRAM, **settings: str) -> dict:
+REFIT = """
+    import json
+    import tensorflow as tf
+    from tensorferry.engines.resident import ResidentMeter
+    from tensorferry.engines.tensorflow.device import Device
+
+    kept, meter, data = tf.ones([2**20]), ResidentMeter(), []
+    for _ in range(4):
+        device = Device(0)
+        device.reserve(100 * 2**20)
+        device.close()
+        data.append(meter.data_nbytes() // 2**20)
+    print(json.dumps(data))
+"""
+
+
+def _run(program: str = PROGRAM, **settings: str) -> Any:
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | settings,
@@ -84,3 +101,8 @@ def test_a_step_that_a_capped_allocator_cannot_hold_is_refused_before_it_runs() 
     assert "one step needs at least" in told
     assert told.endswith("What TensorFlow may allocate is capped by TF_MKL_ALLOC_MAX_BYTES.")
     assert "4 GiB" not in told  # what counts is the cap
+
+
+def test_later_trainings_live_where_the_first_one_did() -> None:
+    first, *others = _run(REFIT)
+    assert max(others) - first < 16  # of addresses, which the allocator would keep

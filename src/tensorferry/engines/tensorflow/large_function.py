@@ -32,9 +32,8 @@ from tensorferry.units import parse_bytes
 
 # the allocator hands out up to twice what was asked for, as its holes have it
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
-_CAPPED_MARGIN = Margin(
-    share=0.15, min_nbytes=16 * 2**20
-)  # where the allocator cannot grow, a hole that is too small is of no use
+# where the allocator cannot grow, a hole that is too small is of no use
+_CAPPED_MARGIN = Margin(share=0.15, min_nbytes=16 * 2**20)
 _COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
 _OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
 _MAX_COURSES = 8  # kinds of step remembered
@@ -175,11 +174,11 @@ class LargeFunction:
                 raise self._too_small(trace, floor, is_cold=not course.recorded)
             course.wants_plan = False  # what was learnt since is no reason to end a training that runs
             return
+        if trace.plain_peak_nbytes > self._limit_nbytes:
+            self._device.save_memory(self._limit_nbytes)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
             self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes)
-            if trace.plain_peak_nbytes > self._limit_nbytes:
-                self._device.save_memory(self._limit_nbytes)
             course.prepare_record()
             course.wants_plan = False
             return

@@ -9,8 +9,7 @@ everything that is live only when there is no other. So blocks are asked for, fr
 there; their pages are dropped, and all are freed again.
 """
 
-import contextlib
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ from tensorferry.engines.resident import ResidentMeter, count_resident, drop_pag
 _ROW_NBYTES = 2**20
 _LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
 _NEXT_SHARE = 0.75
+
+_regions: dict[str, list[tuple[int, int]]] = {}  # by device: where earlier trainings were, too; allocators keep what they have
 
 
 class FreePages:
@@ -37,17 +38,18 @@ class FreePages:
         Blocks in different regions never join when they are free, so this leaves fewer holes.
         """
         nbytes = max(nbytes, _LARGEST_NBYTES)
-        with closing(ResidentMeter()) as meter, contextlib.suppress(tf.errors.ResourceExhaustedError):
-            before_nbytes, grown_nbytes = meter.data_nbytes(), 0
-            while grown_nbytes < _LARGEST_NBYTES:
+        known = _regions.setdefault(self._name, [])
+        with closing(ResidentMeter()) as meter, suppress(tf.errors.ResourceExhaustedError):
+            while not self._end:
+                before_nbytes = meter.data_nbytes()
                 block = self._take([nbytes // _ROW_NBYTES + 1, _ROW_NBYTES])  # no dimension may be beyond 31 bits
-                grown_nbytes = meter.data_nbytes() - before_nbytes
-                nbytes *= 2  # where it fitted into a region that was there
-            # what was taken is a power of two, and a thirty-second of that for the books
-            region_nbytes = 1 << (grown_nbytes.bit_length() - 1)
-            self._address = _address_of(block)
-            self._end = self._address + region_nbytes
-            self._pool_nbytes = allocated_nbytes + region_nbytes
+                grown_nbytes, address = meter.data_nbytes() - before_nbytes, _address_of(block)
+                if grown_nbytes >= nbytes:
+                    # what was taken is a power of two, and a thirty-second of that for the books
+                    known.append((address, address + (1 << (grown_nbytes.bit_length() - 1))))
+                self._address, self._end = next((each for each in known if each[0] <= address < each[1]), (0, 0))
+                self._pool_nbytes = allocated_nbytes + nbytes
+                nbytes *= 2  # it fitted into a region that nobody knows
 
     def give_back(self, allocated_nbytes: int) -> None:
         """Drop the pages of the free blocks, when so much is allocated."""
