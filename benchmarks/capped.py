@@ -32,9 +32,7 @@ class CappedResult:
         return _gain(self.case, self.plain_size, self.ferry_size)
 
 
-def find_capped_sizes(
-    plain: Request, margin_nbytes: int, say: Callable[[str], None], hoped_gain: float = 1.0
-) -> CappedResult:
+def find_capped_sizes(plain: Request, margin_nbytes: int, say: Callable[[str], None], hoped_gain: float = 1.0) -> CappedResult:
     """Bisect both under the smallest cap that plain training survives; `plain` says of what, under which kind of cap.
 
     Ferry's budget is the cap on the process less `margin_nbytes` for what is no tensor: thread stacks, the heap's slack. A cap on
