@@ -9,8 +9,6 @@ import ctypes
 import os
 import resource
 
-import numpy as np
-
 _PAGE_NBYTES = resource.getpagesize()
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
@@ -89,10 +87,10 @@ class ResidentMeter:
 def count_resident(address: int, nbytes: int) -> int:
     """How many bytes of the whole pages in a block are resident."""
     start, length = _whole_pages(address, nbytes)
-    is_there = np.zeros(length // _PAGE_NBYTES, np.uint8)
-    if length and _LIBRARY.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_void_p(is_there.ctypes.data)):
+    is_there = ctypes.create_string_buffer(length // _PAGE_NBYTES)
+    if length and _LIBRARY.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), is_there):
         raise OSError(ctypes.get_errno(), "the system does not tell which pages are resident")
-    return int(np.count_nonzero(is_there)) * _PAGE_NBYTES
+    return (len(is_there) - is_there.raw.count(0)) * _PAGE_NBYTES
 
 
 def drop_pages(address: int, nbytes: int) -> int:
