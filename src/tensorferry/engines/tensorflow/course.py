@@ -85,8 +85,8 @@ class Course:
         self.wants_plan = False
         if self.plan is not None:
             current = simulate(self.trace, self.plan, machine)
-            share = plan.peak_nbytes / current.peak_nbytes if self._urgent else plan.step_seconds / current.step_seconds
-            if share > 1 - _WORTH_SHARE:  # not worth a new function
+            cost, before = (plan.peak_nbytes, current.peak_nbytes) if self._urgent else (plan.step_seconds, current.step_seconds)
+            if cost >= (1 - _WORTH_SHARE) * before:  # not worth a new function
                 self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
                 return
         self.num_plans += 1
