@@ -1,7 +1,7 @@
 """Waking instances once for all requests that one turn of the event loop brings.
 
 An instance that is woken by the first of them only fights the loop for the interpreter while the others are still being read;
-woken at the end of the turn, it finds them all, in one batch.
+woken at the end of the turn, it finds them all, in one batch. A request that always comes alone need not wait: see `take_turn`.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ class Cork:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.thread_id = 0
         self.waiting: list[Callable[[], None]] = []
+        self.is_turn_taken = False
         self.is_flushing = False  # what waited for the end of a turn is being called, and the loop itself has nothing half done
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -32,6 +33,17 @@ class Cork:
             self.loop.call_soon(self._flush)
         if wake not in self.waiting:
             self.waiting.append(wake)
+
+    def take_turn(self) -> bool:
+        """Whether this is the first time that it is asked in a turn of the loop, by the loop's own thread."""
+        if self.is_turn_taken or self.loop is None or threading.get_ident() != self.thread_id:
+            return False
+        self.is_turn_taken = True
+        self.loop.call_soon(self._end_turn)
+        return True
+
+    def _end_turn(self) -> None:
+        self.is_turn_taken = False
 
     def _flush(self) -> None:
         waiting, self.waiting = self.waiting, []

@@ -44,6 +44,9 @@ class Model(Protocol):
     def is_ready(self) -> bool:
         """Whether a request could be answered."""
 
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | None:
+        """The outputs at once, where requests come one at a time and the model is quick; None where one is to be submitted."""
+
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
@@ -79,9 +82,7 @@ class RequestTicket:
             self.fail(outcome)
             return
         try:
-            outputs = {
-                spec.name: finish_output(model, spec, array) for spec, array in zip(model.spec.outputs, outcome, strict=True)
-            }
+            outputs = finish_outputs(model, outcome)
         except Exception as error:
             self.fail(as_fault(error))
             return
@@ -128,6 +129,24 @@ class RuntimeModel:
         """What is loaded is ready."""
         return True
 
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | None:
+        """The outputs at once, if they may be had so."""
+        if not self.scheduler.may_run_alone or self.cache is not None:
+            return None
+        started = time.perf_counter_ns()
+        try:
+            checked, num_rows, _ = self.spec.check_inputs(inputs)
+            arrays = self.scheduler.run_alone(checked, num_rows)
+            if arrays is None:
+                return None
+            outputs = finish_outputs(self, arrays)
+        except Exception as error:
+            fault = as_fault(error)
+            self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
+            raise fault from None
+        self.stats.record_alone(num_rows, time.perf_counter_ns() - started)
+        return outputs
+
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> RequestTicket:
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""
         ticket = RequestTicket(self, done)
@@ -167,6 +186,11 @@ class RuntimeModel:
         self.stats.record_success(nanoseconds)
         ticket.done(outputs)
         return True
+
+
+def finish_outputs(model: Model, arrays: list[Array]) -> Outputs:
+    """The outputs by name, as the model's configuration promises them."""
+    return {spec.name: finish_output(model, spec, array) for spec, array in zip(model.spec.outputs, arrays, strict=True)}
 
 
 def finish_output(model: Model, spec: TensorSpec, array: Array) -> Array:

@@ -3,6 +3,9 @@
 Handing a batch to another thread and its answers back costs more than a tiny model does. A model whose batches have been
 quick is therefore run by the thread that brings the requests, in place of an idle instance. Quick batches are counted, and one
 that was not is worth several of them: on a busy machine any batch may be interrupted. A truly slow batch ends it at once.
+
+Where the requests of such a model come one at a time, there is no batch to wait for: `run_alone` does without a queue. The first
+turn of the event loop that brings two of them ends that.
 """
 
 import logging
@@ -28,6 +31,7 @@ _SLOW_NANOSECONDS = 2_000_000  # so long the thread that brings the requests mus
 _MIN_QUICK_BATCHES = 16  # before a model counts as quick
 _MAX_QUICK_BATCHES = 64  # no more are remembered
 _PENALTY = 8  # quick batches that make up for one that was not
+_MIN_ALONE = 16  # batches of one request in a row, before requests count as coming one at a time
 _MAX_BATCHES_HERE = 4  # then the instances go on, and the thread returns to its own work
 
 
@@ -68,6 +72,7 @@ class Scheduler:
         self.is_closed = False
         self.num_running = 0
         self.num_quick = 0
+        self.num_alone = 0
         self.is_spare_busy = False
         # `spare` is what a batch is run with outside of the instances' threads
         self.spare = None if policy.wants_company else spare
@@ -90,6 +95,32 @@ class Scheduler:
                 raise Closed
             self.queue.push(job, time.monotonic())
         self.cork.call(self.wake)
+
+    @property
+    def may_run_alone(self) -> bool:
+        """Whether the model is quick and its requests have come one at a time."""
+        return self.num_alone >= _MIN_ALONE and self.num_quick >= _MIN_QUICK_BATCHES
+
+    def run_alone(self, inputs: dict[str, Array], num_rows: int) -> list[Array] | None:
+        """The outputs, at once, where the model is quick and requests come one at a time; None where they are to be queued."""
+        if self.spare is None or not self.may_run_alone:
+            return None
+        if not self.cork.take_turn():
+            self.num_alone = 0
+            return None
+        with self.changed:
+            if self.is_closed or self.is_spare_busy or self.num_running or len(self.queue):
+                return None
+            self.num_running = 1
+            self.is_spare_busy = True
+        started = time.perf_counter_ns()
+        try:
+            outputs = self.spare.run(inputs, self.spec.output_names)
+            self._check(outputs, num_rows)
+        finally:
+            self._leave_spare()
+        self.num_quick = _count_quick(self.num_quick, time.perf_counter_ns() - started, 1)
+        return outputs
 
     def wake(self) -> None:
         """Have the queue looked at: by an idle instance, or at once where the model is quick."""
@@ -128,13 +159,16 @@ class Scheduler:
                 if taken.batch:
                     self._run(self.spare, taken.batch)
             finally:
-                self.is_spare_busy = False
-                self._leave()
+                self._leave_spare()
             if not len(self.queue):
                 return True
             if self.num_quick < _MIN_QUICK_BATCHES:
                 return False
         return False
+
+    def _leave_spare(self) -> None:
+        self.is_spare_busy = False
+        self._leave()
 
     def _leave(self) -> None:
         with self.changed:
@@ -194,6 +228,7 @@ class Scheduler:
             return
         times = BatchTimes(started, merged_at, inferred_at, time.perf_counter_ns())
         self.num_quick = _count_quick(self.num_quick, times.split - started, len(batch))
+        self.num_alone = self.num_alone + 1 if len(batch) == 1 else 0
         self.stats.record_batch(total_rows, len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
             _finish(job, part)

@@ -79,30 +79,18 @@ class Stats:
     def record_batch(self, num_rows: int, num_requests: int, queued_nanoseconds: int, times: BatchTimes) -> None:
         """One execution: `queued_nanoseconds` is what its requests waited, added up."""
         with self.lock:
-            self.execution_count += 1
-            self.inference_count += num_rows
-            self.queue.add(queued_nanoseconds, num_requests)
-            self.batch_sizes.add(num_rows)
-            batch = self.batches.get(num_rows)
-            if batch is None:
-                batch = self.batches[num_rows] = BatchStats()
-            for whole, one, nanoseconds in (
-                (self.compute_input, batch.compute_input, times.merged - times.started),
-                (self.compute_infer, batch.compute_infer, times.inferred - times.merged),
-                (self.compute_output, batch.compute_output, times.split - times.inferred),
-            ):
-                # not six calls of `add`: every batch comes by here
-                whole.count += num_requests
-                whole.nanoseconds += nanoseconds * num_requests
-                one.count += 1
-                one.nanoseconds += nanoseconds
+            self._add_batch(num_rows, num_requests, queued_nanoseconds, times)
 
     def record_success(self, nanoseconds: int) -> None:
         """A request that was answered, with what it took in all."""
         with self.lock:
-            self.last_inference_milliseconds = time.time_ns() // 1_000_000
-            self.success.add(nanoseconds)
-            self.latency.add(nanoseconds / 1e9)
+            self._add_success(nanoseconds)
+
+    def record_alone(self, num_rows: int, nanoseconds: int) -> None:
+        """A request that was run as it came, and answered."""
+        with self.lock:
+            self._add_batch(num_rows, 1, 0, BatchTimes(0, 0, nanoseconds, nanoseconds))
+            self._add_success(nanoseconds)
 
     def record_failure(self, nanoseconds: int, reason: str) -> None:
         """A request that got an error."""
@@ -114,3 +102,27 @@ class Stats:
         """A look into the response cache."""
         with self.lock:
             (self.cache_hit if is_hit else self.cache_miss).add(nanoseconds)
+
+    def _add_batch(self, num_rows: int, num_requests: int, queued_nanoseconds: int, times: BatchTimes) -> None:
+        self.execution_count += 1
+        self.inference_count += num_rows
+        self.queue.add(queued_nanoseconds, num_requests)
+        self.batch_sizes.add(num_rows)
+        batch = self.batches.get(num_rows)
+        if batch is None:
+            batch = self.batches[num_rows] = BatchStats()
+        for whole, one, nanoseconds in (
+            (self.compute_input, batch.compute_input, times.merged - times.started),
+            (self.compute_infer, batch.compute_infer, times.inferred - times.merged),
+            (self.compute_output, batch.compute_output, times.split - times.inferred),
+        ):
+            # not six calls of `add`: every batch comes by here
+            whole.count += num_requests
+            whole.nanoseconds += nanoseconds * num_requests
+            one.count += 1
+            one.nanoseconds += nanoseconds
+
+    def _add_success(self, nanoseconds: int) -> None:
+        self.last_inference_milliseconds = time.time_ns() // 1_000_000
+        self.success.add(nanoseconds)
+        self.latency.add(nanoseconds / 1e9)

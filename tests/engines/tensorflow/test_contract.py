@@ -84,7 +84,7 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
 def test_a_device_reserves_more_than_31_bits_can_count() -> None:
     device = Device(0)
     before_nbytes = device.resident_nbytes()
-    device.reserve(5 * 2**30)
+    device.reserve(5 * 2**30, 0)
     assert device.resident_nbytes() - before_nbytes < 2**30  # addresses, not pages
     device.close()
 

@@ -16,7 +16,7 @@ PROGRAM = """
     MIB = 2**20
     kept = tf.ones([MIB], tf.uint8)
     device = Device(0)
-    device.reserve(200 * MIB)
+    device.reserve(200 * MIB, 0)
     device.save_memory(100 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left
@@ -35,11 +35,14 @@ PROGRAM = """
 
 
 CAPPED = """
-    import json
+    import json, sys
     import tensorflow as tf
     import tensorferry as ferry
+    from tensorferry.recipes.cap import cap_memory
 
-    weights = tf.Variable(tf.zeros([4 * 2**20]))
+    weights, x = tf.Variable(tf.zeros([4 * 2**20])), tf.ones([4 * 2**20])
+    if len(sys.argv) > 1:
+        cap_memory(int(sys.argv[1]))
 
     def train(x):
         with tf.GradientTape() as tape:
@@ -48,9 +51,33 @@ CAPPED = """
         return loss
 
     try:
-        ferry.tensorflow.large_function(train, budget="4GiB")(tf.ones([4 * 2**20]))
+        ferry.tensorflow.large_function(train, budget="4GiB")(x)
     except ferry.BudgetTooSmall as error:
         print(json.dumps({"error": str(error)}))
+"""
+
+
+CAPPED_PROCESS = """
+    import json
+    import tensorflow as tf
+    from tensorferry.engines.resident import ResidentMeter
+    from tensorferry.engines.tensorflow.device import Device
+    from tensorferry.recipes.cap import cap_memory
+
+    MIB = 2**20
+    kept, meter, left = tf.ones([2**20]), ResidentMeter(), []
+    limit = meter.data_nbytes() + 600 * MIB
+    cap_memory(600 * MIB)
+    for room in (0, 4096 * MIB):
+        device = Device(0)
+        device.keep_back(250 * MIB)
+        device.reserve(300 * MIB, room)
+        blocks = [tf.raw_ops.Empty(shape=[16 * MIB], dtype=tf.uint8, init=False) for _ in range(14)]
+        left.append((limit - meter.data_nbytes()) // MIB)
+        told = {"room": device.room().nbytes // MIB, "note": device.room().note, "is_bounded": device.is_bounded}
+        del blocks
+        device.close()
+    print(json.dumps({"left": left, **told}))
 """
 
 
@@ -63,16 +90,16 @@ REFIT = """
     kept, meter, data = tf.ones([2**20]), ResidentMeter(), []
     for _ in range(4):
         device = Device(0)
-        device.reserve(100 * 2**20)
+        device.reserve(100 * 2**20, 0)
         device.close()
         data.append(meter.data_nbytes() // 2**20)
     print(json.dumps(data))
 """
 
 
-def _run(program: str = PROGRAM, **settings: str) -> Any:
+def _run(program: str = PROGRAM, *arguments: str, **settings: str) -> Any:
     child = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
         env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"} | settings,
         capture_output=True,
         text=True,
@@ -101,6 +128,20 @@ def test_a_step_that_a_capped_allocator_cannot_hold_is_refused_before_it_runs() 
     assert "one step needs at least" in told
     assert told.endswith("What TensorFlow may allocate is capped by TF_MKL_ALLOC_MAX_BYTES.")
     assert "4 GiB" not in told  # what counts is the cap
+
+
+def test_in_a_capped_process_the_allocator_leaves_addresses_to_the_others() -> None:
+    seen = _run(CAPPED_PROCESS)
+    assert all(250 <= nbytes <= 350 for nbytes in seen["left"])  # by itself it takes all it can get
+    assert 224 <= seen["room"] <= 340
+    assert seen["is_bounded"]
+    assert "RLIMIT_DATA" in seen["note"]
+
+
+def test_a_step_that_a_capped_process_cannot_hold_is_refused_before_it_runs() -> None:
+    told = _run(CAPPED, str(80 * 2**20))["error"]
+    assert "one step needs at least" in told
+    assert told.endswith("What this process may hold is capped by RLIMIT_DATA (ulimit -d).")
 
 
 def test_later_trainings_live_where_the_first_one_did() -> None:

@@ -64,6 +64,11 @@ class Course:
         """The step as far as it is known."""
         return self.recording.trace
 
+    @property
+    def scratch_nbytes(self) -> int:
+        """What oneDNN takes outside of the allocator at most: copies in other layouts of all that one op computes with."""
+        return max((op.touched_nbytes for op in self.trace.ops if op.flops), default=0)
+
     # plans
 
     def prepare_record(self) -> None:
@@ -147,8 +152,8 @@ class Course:
                 # without a look at the shape, which is that of no bytes now
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.constant(block))
 
-    def end_record(self, diary: Diary) -> None:
-        """The first step has run: what each unit took and allocated is known now."""
+    def end_record(self, diary: Diary, *, with_scratch: bool) -> None:
+        """The first step has run: what each unit took is known now; `with_scratch`, also outside of the allocator."""
         trace, tables = self.trace, make_tables(self.trace)
         seconds = self._unit_seconds(diary)
         workspace = []
@@ -166,7 +171,7 @@ class Course:
             taken_nbytes = peaks.allocated_nbytes - probe.left_nbytes - tables.new_nbytes[i]
             # oneDNN's, which the allocator knows nothing of
             scratch_nbytes = max(0, peaks.resident_nbytes - peaks.allocated_nbytes - diary.outside_nbytes)
-            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes + scratch_nbytes)
+            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes + with_scratch * scratch_nbytes)
         self.recording = self.recording.with_measures(seconds, workspace)
         self.recorded = self.wants_plan = True
 

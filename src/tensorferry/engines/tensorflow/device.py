@@ -11,18 +11,18 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
-import os
-import resource
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from tensorferry.engines.resident import Heap, ResidentMeter
+from tensorferry.engines.tensorflow.caps import ALLOCATOR_CAP_NOTE, PROCESS_CAP_NOTE, ProcessCap, read_allocator_cap
 from tensorferry.engines.tensorflow.pages import FreePages
+from tensorferry.engines.tensorflow.regions import share_to_leave, without_books
 
-ALLOCATOR_CAP = "TF_MKL_ALLOC_MAX_BYTES"  # the variable in which a user tells TensorFlow how much it may allocate
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
+_FAR_FACTOR = 4  # where a cap on the process leaves so many times what the allocator will need, it never gets in its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,14 @@ class Peaks:
 
     allocated_nbytes: int  # handed out by the allocator; without its statistics, resident
     resident_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a hard cap leaves."""
+
+    nbytes: int
+    note: str  # which cap it is
 
 
 class Device:
@@ -43,9 +51,13 @@ class Device:
         self._heap = Heap()
         self._pages = FreePages(name)
         self.has_statistics = _has_statistics(name)
-        self._is_process_capped = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
-        # otherwise it may be refused addresses, by the kernel or by itself: then it waits for seconds, and fails
-        self._may_grow = self.has_statistics and not self._is_process_capped and ALLOCATOR_CAP not in os.environ
+        self._allocator_cap = read_allocator_cap() if self.has_statistics else None
+        self._process_cap = ProcessCap(self._meter)
+        self._kept_back_nbytes = 0  # of a cap on the process, for what is not the allocator's
+        self._has_reserved = False
+        # the budget has room for all that a cap lets the allocator have: then no hole makes resident memory go beyond it
+        self.is_bounded = False
+        self._may_grow = False  # or it is refused addresses, by the kernel or by itself: then it waits for seconds, and fails
         self._returns_freed = not self.has_statistics
         if self._returns_freed:
             self._heap.return_at_once()
@@ -71,10 +83,15 @@ class Device:
         """What is resident now beyond what the allocator has handed out: other memory, and holes between blocks."""
         return max(0, self.resident_nbytes() - self.allocated_nbytes())
 
-    def room_nbytes(self) -> int | None:
-        """What a cap on the allocator leaves to the training, if there is one."""
-        cap = os.environ.get(ALLOCATOR_CAP, "")
-        return int(cap) - self._allocated_before if cap.isdecimal() and self.has_statistics else None
+    def room(self) -> Room | None:
+        """What hard caps leave to the training of the allocator's memory, if there are any."""
+        caps = [(self._allocator_cap, ALLOCATOR_CAP_NOTE), (self._capped_addresses_nbytes(), PROCESS_CAP_NOTE)]
+        rooms = [Room(nbytes - self._allocated_before, note) for nbytes, note in caps if nbytes is not None]
+        return min(rooms, key=lambda room: room.nbytes, default=None)
+
+    def keep_back(self, nbytes: int) -> None:
+        """Of a cap on the process, let so much be for what the allocator has nothing to do with."""
+        self._kept_back_nbytes = nbytes
 
     def peaks(self) -> Peaks:
         """Since `begin_step`."""
@@ -106,15 +123,23 @@ class Device:
         if self.has_statistics:
             tf.config.experimental.reset_memory_stats(self.name)
 
-    def reserve(self, nbytes: int) -> None:
-        """Get ready for a training that allocates so much more at most."""
-        if not self.has_statistics or self._is_process_capped:  # that cap counts addresses
+    def reserve(self, nbytes: int, room_nbytes: int) -> None:
+        """Get ready for a training that allocates so much more at most, beside which the budget has room for `room_nbytes`."""
+        if not self.has_statistics:
             return
         self.peaks()
-        room_nbytes = self.room_nbytes()
-        if room_nbytes is not None:  # asked for more than half of what is left to it, the allocator takes all of it as one region
-            nbytes = 1 << (max(1, room_nbytes - self.allocated_nbytes()).bit_length() - 1)
-        self._pages.reserve(max(0, nbytes), self.allocated_nbytes())
+        room, left_nbytes, allocated_nbytes = self.room(), self._process_cap.left_nbytes(), self.allocated_nbytes()
+        needed_nbytes = _FAR_FACTOR * nbytes + self._kept_back_nbytes
+        is_far = self._allocator_cap is None and (left_nbytes is None or left_nbytes >= needed_nbytes)
+        if room is None or is_far:
+            self._may_grow = True
+            self._pages.reserve(max(0, nbytes), allocated_nbytes)
+        else:
+            left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - allocated_nbytes))
+            with self._process_cap.leaving(left_nbytes):
+                self._pages.reserve(asked_nbytes, allocated_nbytes)
+            self.is_bounded = room.nbytes <= room_nbytes
+        self._has_reserved = True
         tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
 
     def include(self, nbytes: int) -> None:
@@ -166,6 +191,16 @@ class Device:
         if self._returns_freed:
             self._heap.restore()
         self._meter.close()
+
+    def _capped_addresses_nbytes(self) -> int | None:
+        """What the allocator has and may still take of a cap on the process, if there is one."""
+        left_nbytes = self._process_cap.left_nbytes() if self.has_statistics else None
+        if left_nbytes is None:
+            return None
+        there_nbytes = max(self._pages.region_nbytes(), self._info()["current"])
+        if self._has_reserved and not self._may_grow:
+            return there_nbytes
+        return there_nbytes + without_books(max(0, left_nbytes - self._kept_back_nbytes))
 
     def _info(self) -> dict[str, int]:
         if self.has_statistics:

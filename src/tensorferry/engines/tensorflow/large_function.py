@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
 from tensorferry.engines.tensorflow.course import Course
-from tensorferry.engines.tensorflow.device import ALLOCATOR_CAP, Device
+from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
@@ -36,6 +36,9 @@ _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 _CAPPED_MARGIN = Margin(share=0.15, min_nbytes=16 * 2**20)
 _COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
 _OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
+# of a cap on the process, for oneDNN: the largest op's scratch, and what its other kernels keep for every thread that made them
+_SCRATCH_FACTOR = 1.5
+_UNKNOWN_NBYTES = 32 * 2**20  # of a cap on the process, for what nobody foresees: the heap's slack, stacks
 _MAX_COURSES = 8  # kinds of step remembered
 
 
@@ -162,6 +165,7 @@ class LargeFunction:
             # before its first run a function is neither optimised nor are its kernels made
             expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
+            self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * course.scratch_nbytes) + _UNKNOWN_NBYTES)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
         if not course.recorded and _when_warm(floor.nbytes) > self._limit_nbytes:
@@ -178,7 +182,10 @@ class LargeFunction:
             self._device.save_memory(self._limit_nbytes)
         if not course.recorded:
             self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
-            self._device.reserve(min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes)
+            self._device.reserve(
+                min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
+                self.budget_nbytes - self._outside_nbytes - course.scratch_nbytes,
+            )
             course.prepare_record()
             course.wants_plan = False
             return
@@ -199,29 +206,30 @@ class LargeFunction:
         if not course.recorded:
             known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0  # before the first step it was a guess
             self._outside_nbytes = max(known_nbytes, diary.outside_nbytes)
-            course.end_record(diary)
+            course.end_record(diary, with_scratch=not self._device.is_bounded)
             return
-        peak_nbytes = self._device.peaks().resident_nbytes
+        peaks = self._device.peaks()
+        peak_nbytes = peaks.allocated_nbytes + self._outside_nbytes if self._device.is_bounded else peaks.resident_nbytes
         timeline = course.timeline(diary, self._outside_nbytes, peak_nbytes)
         course.end_planned(diary, timeline, peak_nbytes - self._limit_nbytes)
 
     def _too_small(self, trace: Trace, floor: Floor, *, is_cold: bool) -> BudgetTooSmall:
         """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
         needed_nbytes = _when_warm(floor.nbytes) if is_cold else floor.nbytes
-        room_nbytes = self._device.room_nbytes()
-        if room_nbytes is None or room_nbytes + self._outside_nbytes >= self.budget_nbytes:
+        room = self._device.room()
+        if room is None or room.nbytes + self._outside_nbytes >= self.budget_nbytes:
             return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
         smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(needed_nbytes - self._outside_nbytes) + self._outside_nbytes)
-        error = too_small(trace, room_nbytes + self._outside_nbytes, smallest)
-        return BudgetTooSmall(f"{error} What TensorFlow may allocate is capped by {ALLOCATOR_CAP}.", error.smallest_nbytes)
+        error = too_small(trace, room.nbytes + self._outside_nbytes, smallest)
+        return BudgetTooSmall(f"{error} {room.note}", error.smallest_nbytes)
 
     @property
     def _limit_nbytes(self) -> int:
-        limit_nbytes = _MARGIN.limit_of(self.budget_nbytes)
-        room_nbytes = self._device.room_nbytes()
-        if room_nbytes is None:
+        room, limit_nbytes = self._device.room(), _MARGIN.limit_of(self.budget_nbytes)
+        if room is None:
             return limit_nbytes
-        return min(limit_nbytes, _CAPPED_MARGIN.limit_of(room_nbytes) + self._outside_nbytes)
+        capped_nbytes = _CAPPED_MARGIN.limit_of(room.nbytes) + self._outside_nbytes
+        return capped_nbytes if self._device.is_bounded else min(limit_nbytes, capped_nbytes)
 
     # what a user asks
 

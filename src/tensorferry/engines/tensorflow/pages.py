@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.resident import ResidentMeter, count_resident, drop_pages
+from tensorferry.engines.tensorflow.regions import find_region
 
 _ROW_NBYTES = 2**20
 _LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
@@ -32,6 +33,10 @@ class FreePages:
         self._address = self._end = 0
         self._pool_nbytes = 0  # what the allocator has of addresses, at least
 
+    def region_nbytes(self) -> int:
+        """The large regions that the allocator is known to have, added up."""
+        return sum(end - address for address, end in _regions.get(self._name, ()))
+
     def reserve(self, nbytes: int, allocated_nbytes: int) -> None:
         """Let the allocator have one large region of addresses, without touching its pages, instead of many that double in size.
 
@@ -44,11 +49,12 @@ class FreePages:
                 before_nbytes = meter.data_nbytes()
                 block = self._take([nbytes // _ROW_NBYTES + 1, _ROW_NBYTES])  # no dimension may be beyond 31 bits
                 grown_nbytes, address = meter.data_nbytes() - before_nbytes, _address_of(block)
+                free_nbytes = nbytes
                 if grown_nbytes >= nbytes:
-                    # what was taken is a power of two, and a thirty-second of that for the books
-                    known.append((address, address + (1 << (grown_nbytes.bit_length() - 1))))
+                    free_nbytes = find_region(grown_nbytes)
+                    known.append((address, address + free_nbytes))
                 self._address, self._end = next((each for each in known if each[0] <= address < each[1]), (0, 0))
-                self._pool_nbytes = allocated_nbytes + nbytes
+                self._pool_nbytes = allocated_nbytes + free_nbytes
                 nbytes *= 2  # it fitted into a region that nobody knows
 
     def give_back(self, allocated_nbytes: int) -> None:

@@ -116,7 +116,11 @@ class RestApp:
             if self.plane.settings.logs(wanted.model_name):
                 log_request(wanted, outcome, "http", status, time.perf_counter() - started, trace)
 
-        exchange.ticket = self.plane.submit(wanted, answer)
+        outcome = self.plane.run_alone(wanted) if exchange.is_alone else None
+        if outcome is not None:
+            answer(outcome)
+        else:
+            exchange.ticket = self.plane.submit(wanted, answer)
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 

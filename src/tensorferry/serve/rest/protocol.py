@@ -92,6 +92,11 @@ class Exchange:
         self.ticket: Ticket | None = None
         self.is_over = False
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other request of the client waits behind it."""
+        return not self.connection.waiting
+
     def respond(self, status: int, headers: bytes, body: list[bytes]) -> None:
         """Send the answer; `headers` are whole lines. Nothing happens when the client is gone."""
         if self.is_over:
