@@ -160,24 +160,23 @@ class DataPlane:
         self._check_control()
         await asyncio.to_thread(self.repository.unload, name, with_parts)
 
-    def run_alone(self, request: InferRequest) -> InferResponse | RequestFault | None:
-        """The answer at once, where requests come one at a time and the model is quick; None where one is to be submitted."""
-        self._check_open()
-        model = self.find(request.model_name, request.model_version)
-        wanted = check_wanted(model, request.wanted)
-        try:
-            outputs = model.run_alone(request.inputs)
-            return None if outputs is None else self.make_response(model, request, wanted, outputs)
-        except Exception as error:
-            return as_fault(error)
+    def submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> Ticket:
+        """Start an inference; `answer` is called on the event loop, once, unless the ticket is cancelled.
 
-    def submit(self, request: InferRequest, answer: Answer) -> Ticket:
-        """Start an inference; `answer` is called on the event loop, once, unless the ticket is cancelled."""
-        self._check_open()
+        It is called after this has returned; or before, where the caller lets that be: `at_once`.
+        """
+        if self.is_draining:
+            raise Unavailable("the server is shutting down")
+        if self.max_under_way and self.num_under_way >= self.max_under_way:
+            raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
         for _ in range(_MAX_TRIES):
             model = self.find(request.model_name, request.model_version)
             wanted = check_wanted(model, request.wanted)
             journey = Journey(self, model, request, wanted, answer)
+            if at_once and (outcome := model.run_alone(request.inputs)) is not None:
+                self.num_under_way += 1
+                journey.finish(outcome)
+                return journey
             try:
                 journey.ticket = model.submit(request.inputs, request.urgency, journey.arrive)
             except Closed:
@@ -198,32 +197,6 @@ class DataPlane:
         if isinstance(outcome, RequestFault):
             raise outcome
         return outcome
-
-    def make_response(
-        self, model: Model, request: InferRequest, wanted: tuple[WantedOutput, ...], outputs: Outputs
-    ) -> InferResponse:
-        """What a request is answered when its model has given these outputs."""
-        if wanted:
-            tensors = [self._make_output(model, want, outputs[want.name]) for want in wanted]
-        else:
-            tensors = [OutputTensor(spec.name, spec.datatype, outputs[spec.name]) for spec in model.spec.outputs]
-        return InferResponse(model.name, str(model.version), request.id, tensors)
-
-    def _make_output(self, model: Model, want: WantedOutput, array: Array) -> OutputTensor:
-        if want.num_classes:
-            spec = next(spec for spec in model.spec.outputs if spec.name == want.name)
-            array = classify(spec, array, want.num_classes, model.spec.is_batched)
-        if want.target is None:
-            return OutputTensor(want.name, DATATYPES[array.dtype], array)
-        data = encode_bytes(array)
-        self.regions.write(want.target, data)
-        return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
-
-    def _check_open(self) -> None:
-        if self.is_draining:
-            raise Unavailable("the server is shutting down")
-        if self.max_under_way and self.num_under_way >= self.max_under_way:
-            raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
 
     def _check_control(self) -> None:
         if not self.allows_control:
@@ -261,7 +234,7 @@ class Journey:
             self.answer(outcome)
             return
         try:
-            response = self.plane.make_response(self.model, self.request, self.wanted, outcome)
+            response = self._respond(outcome)
         except Exception as error:
             self.answer(as_fault(error))
             return
@@ -276,6 +249,24 @@ class Journey:
         if self.ticket is not None:
             self.ticket.cancel()
             self.ticket = None
+
+    def _respond(self, outputs: Outputs) -> InferResponse:
+        model = self.model
+        if self.wanted:
+            tensors = [self._make(want, outputs[want.name]) for want in self.wanted]
+        else:
+            tensors = [OutputTensor(spec.name, spec.datatype, outputs[spec.name]) for spec in model.spec.outputs]
+        return InferResponse(model.name, str(model.version), self.request.id, tensors)
+
+    def _make(self, want: WantedOutput, array: Array) -> OutputTensor:
+        if want.num_classes:
+            spec = next(spec for spec in self.model.spec.outputs if spec.name == want.name)
+            array = classify(spec, array, want.num_classes, self.model.spec.is_batched)
+        if want.target is None:
+            return OutputTensor(want.name, DATATYPES[array.dtype], array)
+        data = encode_bytes(array)
+        self.plane.regions.write(want.target, data)
+        return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
 
 
 def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:

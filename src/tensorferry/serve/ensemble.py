@@ -62,8 +62,8 @@ class EnsembleModel:
         except RequestFault:
             return False
 
-    def run_alone(self, inputs: dict[str, Array]) -> Outputs | None:
-        """Its models run one after another, so nothing is to be had at once."""
+    def run_alone(self, inputs: dict[str, Array]) -> None:
+        """Never: its models have queues of their own."""
 
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start every step that only reads the request's own inputs."""

@@ -44,8 +44,8 @@ class Model(Protocol):
     def is_ready(self) -> bool:
         """Whether a request could be answered."""
 
-    def run_alone(self, inputs: dict[str, Array]) -> Outputs | None:
-        """The outputs at once, where requests come one at a time and the model is quick; None where one is to be submitted."""
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | RequestFault | None:
+        """What comes of a request, at once, where these come one at a time and are quick; None where it is to be submitted."""
 
     def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
@@ -129,8 +129,8 @@ class RuntimeModel:
         """What is loaded is ready."""
         return True
 
-    def run_alone(self, inputs: dict[str, Array]) -> Outputs | None:
-        """The outputs at once, if they may be had so."""
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | RequestFault | None:
+        """What comes of a request that need not wait for others."""
         if not self.scheduler.may_run_alone or self.cache is not None:
             return None
         started = time.perf_counter_ns()
@@ -143,7 +143,7 @@ class RuntimeModel:
         except Exception as error:
             fault = as_fault(error)
             self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
-            raise fault from None
+            return fault.with_traceback(None)  # its frames would keep the arrays
         self.stats.record_alone(num_rows, time.perf_counter_ns() - started)
         return outputs
 

@@ -116,11 +116,9 @@ class RestApp:
             if self.plane.settings.logs(wanted.model_name):
                 log_request(wanted, outcome, "http", status, time.perf_counter() - started, trace)
 
-        outcome = self.plane.run_alone(wanted) if exchange.is_alone else None
-        if outcome is not None:
-            answer(outcome)
-        else:
-            exchange.ticket = self.plane.submit(wanted, answer)
+        ticket = self.plane.submit(wanted, answer, at_once=exchange.is_last)
+        if not exchange.is_over:
+            exchange.ticket = ticket
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 

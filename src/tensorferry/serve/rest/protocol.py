@@ -93,8 +93,8 @@ class Exchange:
         self.is_over = False
 
     @property
-    def is_alone(self) -> bool:
-        """Whether no other request of the client waits behind it."""
+    def is_last(self) -> bool:
+        """Whether no other request of the client waits behind this one, to be begun as soon as it is answered."""
         return not self.connection.waiting
 
     def respond(self, status: int, headers: bytes, body: list[bytes]) -> None:
