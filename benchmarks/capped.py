@@ -10,7 +10,7 @@ from trainings import Case, Request
 # small enough that the whole search takes minutes; a U-Net of 64 would grow by 40 % and more from one size to the next
 BASE_SIZES = {"unet": 80, "resnet50": 8, "resnet152": 4, "googlenet": 8, "gpt": 4}
 _UNET_STEP = 8  # between two sizes; everything else grows by one image or text
-_CAP_STEP_UP = 1.02
+_CAP_STEP = 0.02
 _MAX_GROWTH = 16  # no search goes beyond this many times the base size
 
 
@@ -54,15 +54,33 @@ def find_capped_sizes(plain: Request, margin_nbytes: int, say: Callable[[str], N
 
     alone = measure(plain, exact_malloc=True)
     cap = alone.allocator_nbytes if plain.cap == "allocator" and alone.allocator_nbytes else alone.peak_nbytes
-    while not trains("plain", case.size, cap):  # a cap counts reserved bytes and what is no tensor, the peak does not
-        if attempts[-1].outcome != "out of memory":
+
+    def survives(allowance_nbytes: int) -> bool:
+        if not (trained := trains("plain", case.size, allowance_nbytes)) and attempts[-1].outcome != "out of memory":
             raise RuntimeError(f"plain training of {case.label} failed: {attempts[-1].message}")
-        cap = round(cap * _CAP_STEP_UP)
+        return trained
+
+    cap = smallest(survives, cap)  # a cap counts reserved bytes and what is no tensor, the peak does not
     step = _UNET_STEP if case.family == "unet" else 1
     plain_size = largest(lambda size: size == case.size or trains("plain", size, cap), case.size, step)
     hoped_size = next(size for size in count(plain_size, step) if _gain(case, plain_size, size) >= hoped_gain)
     ferry_size = largest(lambda size: trains("ferry", size, cap), hoped_size, step)
     return CappedResult(plain.engine, case, plain.cap, cap, plain_size, ferry_size, tuple(attempts))
+
+
+def smallest(survives: Callable[[int], bool], start: int) -> int:
+    """The smallest cap from `start` up that is survived, within 2 %: found in growing steps and then by bisecting.
+
+    >>> smallest(lambda cap: cap >= 1380, start=1000)
+    1382
+    """
+    bad, good, step = None, start, _CAP_STEP
+    while not survives(good):
+        bad, good, step = good, round(good * (1 + step)), 2 * step
+    while bad is not None and good > bad * (1 + _CAP_STEP):
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if survives(middle) else (middle, good)
+    return good
 
 
 def _gain(case: Case, plain_size: int, ferry_size: int) -> float:

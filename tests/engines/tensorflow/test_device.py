@@ -141,7 +141,7 @@ def test_in_a_capped_process_the_allocator_leaves_addresses_to_the_others() -> N
 def test_a_step_that_a_capped_process_cannot_hold_is_refused_before_it_runs() -> None:
     told = _run(CAPPED, str(80 * 2**20))["error"]
     assert "one step needs at least" in told
-    assert told.endswith("What this process may hold is capped by RLIMIT_DATA (ulimit -d).")
+    assert told.endswith("That is what the cap on this process leaves, RLIMIT_DATA (ulimit -d).")
 
 
 def test_later_trainings_live_where_the_first_one_did() -> None:

@@ -16,7 +16,7 @@ from tensorferry.engines.resident import ResidentMeter
 
 _ALLOCATOR_CAP = "TF_MKL_ALLOC_MAX_BYTES"
 ALLOCATOR_CAP_NOTE = f"What TensorFlow may allocate is capped by {_ALLOCATOR_CAP}."
-PROCESS_CAP_NOTE = "What this process may hold is capped by RLIMIT_DATA (ulimit -d)."
+PROCESS_CAP_NOTE = "That is what the cap on this process leaves, RLIMIT_DATA (ulimit -d)."
 
 
 def read_allocator_cap() -> int | None:

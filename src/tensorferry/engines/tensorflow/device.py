@@ -55,6 +55,7 @@ class Device:
         self._process_cap = ProcessCap(self._meter)
         self._kept_back_nbytes = 0  # of a cap on the process, for what is not the allocator's
         self._has_reserved = False
+        self._elsewhere_nbytes = 0  # what was allocated when the allocator got its region
         # the budget has room for all that a cap lets the allocator have: then no hole makes resident memory go beyond it
         self.is_bounded = False
         self._may_grow = False  # or it is refused addresses, by the kernel or by itself: then it waits for seconds, and fails
@@ -135,6 +136,7 @@ class Device:
             self._may_grow = True
             self._pages.reserve(max(0, nbytes), allocated_nbytes)
         else:
+            self._elsewhere_nbytes = 0 if self._pages.region_nbytes() else self._info()["current"]
             left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - allocated_nbytes))
             with self._process_cap.leaving(left_nbytes):
                 self._pages.reserve(asked_nbytes, allocated_nbytes)
@@ -197,7 +199,8 @@ class Device:
         left_nbytes = self._process_cap.left_nbytes() if self.has_statistics else None
         if left_nbytes is None:
             return None
-        there_nbytes = max(self._pages.region_nbytes(), self._info()["current"])
+        region_nbytes = self._pages.region_nbytes()
+        there_nbytes = region_nbytes + self._elsewhere_nbytes if region_nbytes else self._info()["current"]
         if self._has_reserved and not self._may_grow:
             return there_nbytes
         return there_nbytes + without_books(max(0, left_nbytes - self._kept_back_nbytes))

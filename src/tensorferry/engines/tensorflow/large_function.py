@@ -181,13 +181,7 @@ class LargeFunction:
         if trace.plain_peak_nbytes > self._limit_nbytes:
             self._device.save_memory(self._limit_nbytes)
         if not course.recorded:
-            self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
-            self._device.reserve(
-                min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
-                self.budget_nbytes - self._outside_nbytes - course.scratch_nbytes,
-            )
-            course.prepare_record()
-            course.wants_plan = False
+            self._prepare_record(course, floor, held_nbytes)
             return
         machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(
@@ -199,6 +193,18 @@ class LargeFunction:
         )
         assert course.plan is not None
         self._tier.check_room(course.plan.nbytes(Action.SWAP))
+
+    def _prepare_record(self, course: Course, floor: Floor, held_nbytes: int) -> None:
+        trace = course.trace
+        self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
+        self._device.reserve(
+            min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
+            self.budget_nbytes - self._outside_nbytes - course.scratch_nbytes,
+        )
+        if floor.nbytes > self._limit_nbytes:  # under a cap the allocator may have got less than hoped for
+            raise self._too_small(trace, floor, is_cold=True)
+        course.prepare_record()
+        course.wants_plan = False
 
     def _end_step(self, course: Course) -> None:
         diary = self._crossings.end_step()

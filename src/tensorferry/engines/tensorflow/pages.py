@@ -62,17 +62,20 @@ class FreePages:
         taken: list[Any] = []  # until the end, or the same would be handed out again
         free_nbytes, nbytes = self._pool_nbytes - allocated_nbytes, _LARGEST_NBYTES
         while nbytes >= _SMALLEST_NBYTES:
-            if nbytes > free_nbytes:  # the allocator would take more addresses
-                nbytes = int(_NEXT_SHARE * nbytes)
-                continue
-            block = self._take([nbytes])
-            address = _address_of(block)
-            if not drop_pages(address, nbytes) and self._is_above_all(address + nbytes):
+            # asked for more than is free, the allocator would take more addresses
+            block = self._find_hole(nbytes) if nbytes <= free_nbytes else None
+            if block is None:
                 nbytes = int(_NEXT_SHARE * nbytes)
             else:
                 taken.append(block)
                 free_nbytes -= nbytes
-            del block
+
+    def _find_hole(self, nbytes: int) -> Any | None:
+        """A free block of that size, without its pages; None where only what lies above everything is large enough."""
+        block = self._take([nbytes])
+        address = _address_of(block)
+        is_fresh = not drop_pages(address, nbytes) and self._is_above_all(address + nbytes)
+        return None if is_fresh else block
 
     def _is_above_all(self, address: int) -> bool:
         """Whether nothing lives above an address in the region: what does has pages."""
