@@ -27,9 +27,9 @@ from tensorferry.trace import Trace
 _SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
 _MAX_PLANS = 3  # a new function takes memory of its own
 _WORTH_SHARE = 0.03  # of a step that another plan must save: of its seconds, or of its bytes where it was above the limit
-# of the limit, left alone by the first plan: in its steps ops run side by side for the first time, and what they hold outside
-# of the allocator adds up
-_FIRST_CAUTION_SHARE = 0.1
+# of the limit, left alone by every plan: ops run side by side between gates, blocks may be larger than asked for, and by how much
+# was seen to differ from plan to plan
+_CAUTION_SHARE = 0.1
 _REMEMBERED_STEPS = 5
 _GATED_SHARE = 1 / 32  # of the limit: units that together add less share a gate, since every gate calls Python
 
@@ -83,7 +83,7 @@ class Course:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
-        caution_nbytes = int(_FIRST_CAUTION_SHARE * limit_nbytes) if self.plan is None else self._error_nbytes
+        caution_nbytes = max(int(_CAUTION_SHARE * limit_nbytes), self._error_nbytes)
         careful_nbytes = max(limit_nbytes - caution_nbytes, min(floor.nbytes, limit_nbytes))
         plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
