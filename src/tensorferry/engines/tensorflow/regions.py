@@ -18,12 +18,12 @@ def without_books(nbytes: int) -> int:
 def find_region(grown_nbytes: int) -> int:
     """The region by which a process has grown: a power of two, unless something was in its way.
 
-    >>> [find_region(nbytes * 2**20) // 2**20 for nbytes in (1056, 1060, 950)]
-    [1024, 1024, 921]
+    >>> [find_region(nbytes * 2**20) // 2**20 for nbytes in (1056, 1060, 1030, 950)]
+    [1024, 1024, 998, 921]
     """
     nbytes, power = without_books(grown_nbytes), 1 << (grown_nbytes.bit_length() - 1)
-    # others may have taken some pages at the same moment
-    return power if nbytes - power < _BOOKS_SHARE * power else nbytes
+    # others may have taken or given back some pages at the same moment
+    return power if -_MIB < nbytes - power < _BOOKS_SHARE * power else nbytes
 
 
 def share_to_leave(nbytes: int) -> tuple[int, int]:
