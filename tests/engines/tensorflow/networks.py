@@ -188,9 +188,16 @@ class Bench:
         return self._run(lambda: self.concrete(self.data), num_steps)
 
     def run(
-        self, decisions: Any, num_steps: int = 3, gated_nbytes: int = SMALLEST_NBYTES, watched: bool = False
+        self,
+        decisions: Any,
+        num_steps: int = 3,
+        gated_nbytes: int = SMALLEST_NBYTES,
+        watched: bool = False,
+        room_nbytes: list[int] | None = None,
     ) -> tuple[list[float], list[bytes]]:
-        stops = carry_out(self.recording, decisions, self.edit, self.crossings, gated_nbytes=gated_nbytes)
+        stops = carry_out(
+            self.recording, decisions, self.edit, self.crossings, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes
+        )
         function = self.edit.make_function(self.concrete.function_type)
 
         def step() -> Any:

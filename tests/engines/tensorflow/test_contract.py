@@ -68,6 +68,19 @@ def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Ben
     assert shared == plain
 
 
+@pytest.mark.parametrize("share", [0.3, 2.0, 100.0], ids=["some room", "more", "room for everything"])
+def test_results_are_identical_where_units_run_side_by_side(bench: Bench, share: float) -> None:
+    trace = bench.recording.trace
+    room_nbytes = [int(share * trace.plain_peak_nbytes)] * len(trace.ops)
+    decisions = bench.decide(lambda s: _swap(bench, s) if s % 3 else Decision(s, Action.KEEP, trace.storages[s].nbytes))
+    plain = bench.run_plain()
+    bench.run(decisions, num_steps=1, gated_nbytes=0)
+    num_alone = len(bench.diary.passed)
+    together = bench.run(decisions, gated_nbytes=0, room_nbytes=room_nbytes)
+    assert len(bench.diary.passed) < num_alone  # a gate for a stretch, not for every unit
+    assert together == plain
+
+
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.name)
 def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Network) -> None:
     bench = Bench(network, with_state=True)
@@ -77,7 +90,8 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
     assert {copy.storage for copy in bench.diary.copies} >= states.keys()
     plan = make_plan(bench.recording.trace, find_floor(bench.recording.trace).nbytes, MACHINE)
     planned = bench.run(plan.decisions)
-    assert swapped == planned == bench.run_plain()
+    roomy = bench.run(plan.decisions, room_nbytes=[2**40] * len(bench.recording.trace.ops))
+    assert swapped == planned == roomy == bench.run_plain()
     bench.close()
 
 

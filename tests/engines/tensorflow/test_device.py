@@ -7,8 +7,9 @@ import sys
 import textwrap
 from typing import Any
 
-PROGRAM = """
-    import json, os
+# what most programs begin with
+START = """
+    import json
     import numpy as np
     import tensorflow as tf
     from tensorferry.engines.tensorflow.device import Device
@@ -16,13 +17,19 @@ PROGRAM = """
     MIB = 2**20
     kept = tf.ones([MIB], tf.uint8)
     device = Device(0)
+"""
+
+
+PROGRAM = (
+    START
+    + """
     device.reserve(200 * MIB, 0)
-    device.save_memory(100 * MIB)
+    device.save_memory(100 * MIB, 120 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left
     before, allocated = device.resident_nbytes(), device.allocated_nbytes()
     for _ in range(3):  # holes that were found before must not hide the others
-        device.make_room(MIB, at_once=False)
+        device.make_room(MIB, (), at_once=False)
         after = device.resident_nbytes()
         more = [tf.fill([5 * MIB], np.uint8(0)) for _ in range(4)]
         del more
@@ -32,6 +39,7 @@ PROGRAM = """
         "peak": device.peaks().allocated_nbytes // MIB,
     }))
 """
+)
 
 
 CAPPED = """
@@ -97,6 +105,71 @@ REFIT = """
 """
 
 
+ASKED = (
+    START
+    + """
+    device.reserve(200 * MIB, 0)
+    device.save_memory(130 * MIB, 200 * MIB)
+    blocks = [tf.fill([8 * MIB], np.uint8(i)) for i in range(12)]
+    del blocks[::2]  # six holes
+    before = device.resident_nbytes()
+    device.make_room(16 * MIB, (8 * MIB, 8 * MIB), at_once=False)
+    unchanged = device.resident_nbytes()
+    device.make_room(64 * MIB, (8 * MIB, 8 * MIB), at_once=False)
+    short = device.resident_nbytes()
+    more = [tf.fill([8 * MIB], np.uint8(0)) for _ in range(2)]
+    told = [before - unchanged, before - short, device.resident_nbytes() - short, device.peaks().allocated_nbytes]
+    print(json.dumps([round(nbytes / MIB) for nbytes in told]))  # to the nearest: Python itself takes a page now and then
+"""
+)
+
+
+HOMES = (
+    START
+    + """
+    from tensorferry.engines.tensorflow.pages import _regions
+
+    variables = [tf.Variable(tf.fill([MIB], np.float32(i))) for i in range(3)]
+    device.reserve(200 * MIB, 0)
+    device.save_memory(100 * MIB, 120 * MIB)
+    (region,) = _regions["CPU:0"]
+
+    def count_inside():
+        addresses = [np.asarray(memoryview(variable.read_value())).ctypes.data for variable in variables]
+        return sum(region[0] <= address < region[1] for address in addresses)
+
+    @tf.function
+    def step():
+        for variable in variables:
+            variable.assign(variable + 1)
+
+    before, inside = count_inside(), []
+    for _ in range(3):
+        step()
+        inside.append(count_inside())
+        device.tidy(variables)
+        inside.append(count_inside())
+    values = [float(variable[-1]) for variable in variables]
+    print(json.dumps({"before": before, "inside": inside, "values": values}))
+"""
+)
+
+
+OVERFLOW = (
+    START
+    + """
+    device.reserve(60 * MIB, 0)  # one region of 128 MiB
+    device.save_memory(100 * MIB, 120 * MIB)
+    blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(40)]
+    del blocks[::2]
+    before = device.resident_nbytes()
+    device.make_room(MIB, (), at_once=False)
+    intact = all(bool(tf.reduce_all(block == np.uint8(2 * i + 1))) for i, block in enumerate(blocks))
+    print(json.dumps({"returned": (before - device.resident_nbytes()) // MIB, "intact": intact}))
+"""
+)
+
+
 def _run(program: str = PROGRAM, *arguments: str, **settings: str) -> Any:
     child = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
@@ -115,6 +188,28 @@ def test_pages_of_free_blocks_go_back_above_the_limit_and_no_others() -> None:
     assert 40 <= seen["returned"] <= 64
     assert seen["intact"]
     assert 118 <= seen["peak"] <= 140  # what was asked for to find them counts for nobody
+
+
+def test_pages_that_the_next_blocks_lie_on_stay() -> None:
+    unchanged, returned, touched, peak = _run(ASKED)
+    assert unchanged == 0  # two blocks of 8 MiB fit into holes that have their pages
+    assert 24 <= returned <= 33  # four of six holes, all but an edge of each
+    assert touched <= 1
+    assert peak <= 112  # what was asked for beside them counts for nobody
+
+
+def test_variables_that_a_step_assigned_lie_where_they_lay_before() -> None:
+    seen = _run(HOMES)
+    assert seen["before"] == 0
+    assert seen["inside"][1::2] == [0, 0, 0]
+    assert max(seen["inside"][::2]) > 0  # a step lets them wander
+    assert seen["values"] == [3.0, 4.0, 5.0]
+
+
+def test_pages_go_back_from_a_second_region_too() -> None:
+    seen = _run(OVERFLOW)
+    assert seen["returned"] >= 80  # of 120 MiB in holes, most of it beyond the first region
+    assert seen["intact"]
 
 
 def test_a_capped_allocator_is_asked_for_nothing() -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.edit import Edit
+from tensorferry.engines.tensorflow.graph import find_assigned
 from tensorferry.engines.tensorflow.planned import Stops, carry_out
 from tensorferry.engines.tensorflow.record import Recording
+from tensorferry.engines.tensorflow.stretches import find_room
 from tensorferry.engines.tensorflow.swap import Crossings, Diary
 from tensorferry.errors import TierLost
 from tensorferry.plan import Action, Decision, Lane, Machine, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
@@ -47,6 +49,7 @@ class Course:
         self.recorded = False
         self.num_plans = 0
         self.wants_plan = True
+        self.assigned: list[Any] = []  # variables that take a block of the step's
         self._edit = Edit(recording.layout.graph)
         self._function_type = function_type
         self._crossings = crossings
@@ -77,7 +80,7 @@ class Course:
         decisions = [
             Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable
         ]
-        self._rebuild(decisions, gated_nbytes=self._min_nbytes)
+        self._rebuild(decisions, self._min_nbytes)
 
     def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
@@ -95,9 +98,11 @@ class Course:
                 self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
                 return
         self.num_plans += 1
+        timeline = simulate(self.trace, plan, machine)
         if self.plan is None or plan.decisions != self.plan.decisions:
-            self._rebuild(plan.decisions, gated_nbytes=max(self._min_nbytes, int(_GATED_SHARE * limit_nbytes)))
-        self._expect(plan, simulate(self.trace, plan, machine))
+            room_nbytes = find_room(make_tables(self.trace), timeline, careful_nbytes)
+            self._rebuild(plan.decisions, max(self._min_nbytes, int(_GATED_SHARE * limit_nbytes)), room_nbytes)
+        self._expect(plan, timeline)
         self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
 
     def _expect(self, plan: Plan, timeline: Timeline) -> None:
@@ -112,11 +117,14 @@ class Course:
         )
         self._simulated_nbytes = timeline.peak_nbytes
 
-    def _rebuild(self, decisions: Sequence[Decision], *, gated_nbytes: int) -> None:
+    def _rebuild(self, decisions: Sequence[Decision], gated_nbytes: int, room_nbytes: Sequence[int] | None = None) -> None:
         self.function = None  # before the next one is made, whose memory can then be where this one's was
         self._edit.undo()
-        self._stops = carry_out(self.recording, decisions, self._edit, self._crossings, gated_nbytes=gated_nbytes)
+        self._stops = carry_out(
+            self.recording, decisions, self._edit, self._crossings, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes
+        )
         self.function = self._edit.make_function(self._function_type)
+        self.assigned = find_assigned(self.recording.layout.graph)
         self._is_new = True
 
     # steps

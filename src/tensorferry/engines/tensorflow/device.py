@@ -11,7 +11,9 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ from tensorferry.engines.tensorflow.regions import share_to_leave, without_books
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
+_SPREAD_FACTOR = 1.5  # blocks and the holes between them lie in so many times the addresses that the blocks alone need
 _FAR_FACTOR = 4  # where a cap on the process leaves so many times what the allocator will need, it never gets in its way
 
 
@@ -69,6 +72,7 @@ class Device:
         self._highest_resident = 0
         self.optimising_peak_nbytes = 0  # resident at most before a new function did its first work
         self._limit_nbytes: int | None = None  # for resident memory, where it is short
+        self._budget_nbytes = 0
         self._apart_nbytes = 0  # how far resident memory was above the allocator's books when no free block had pages
         self._meter.reset_peak()
 
@@ -134,7 +138,7 @@ class Device:
         is_far = self._allocator_cap is None and (left_nbytes is None or left_nbytes >= needed_nbytes)
         if room is None or is_far:
             self._may_grow = True
-            self._pages.reserve(max(0, nbytes), allocated_nbytes)
+            self._pages.reserve(int(_SPREAD_FACTOR * max(0, nbytes)), allocated_nbytes)
         else:
             self._elsewhere_nbytes = 0 if self._pages.region_nbytes() else self._info()["current"]
             left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - allocated_nbytes))
@@ -151,9 +155,12 @@ class Device:
         self._resident_before -= nbytes
         self._highest_resident += nbytes
 
-    def save_memory(self, limit_nbytes: int) -> None:
-        """Memory is short: from now on nothing large that was freed stays where resident memory would be above the limit."""
-        self._limit_nbytes = limit_nbytes
+    def save_memory(self, limit_nbytes: int, budget_nbytes: int) -> None:
+        """Memory is short: from now on nothing large that was freed stays where resident memory would be above the limit.
+
+        That is what is likely; above the budget it must not be even if no freed block is used again.
+        """
+        self._limit_nbytes, self._budget_nbytes = limit_nbytes, budget_nbytes
         if not self._returns_freed:
             self._returns_freed = True
             self._heap.return_at_once(_SCRATCH_NBYTES)
@@ -166,23 +173,46 @@ class Device:
             self._return_free_pages()
         self.begin_step()
 
-    def make_room(self, nbytes: int, *, at_once: bool) -> None:
-        """That much is about to be allocated: let no free block keep pages that would not fit beside it, or `at_once` none."""
+    def make_room(self, nbytes: int, blocks: Sequence[int], *, at_once: bool) -> None:
+        """That much is about to be allocated, some of it as these blocks: let no free block keep pages that do not fit beside it.
+
+        `at_once`: let none keep any, whether they fit or not.
+        """
         if self._limit_nbytes is None:
             return
         resident_nbytes = self.resident_nbytes()
-        free_nbytes = resident_nbytes - self.allocated_nbytes() - self._apart_nbytes
-        worth_nbytes = _WORTH_RETURNING_SHARE * self._limit_nbytes
+        worth_nbytes = int(_WORTH_RETURNING_SHARE * self._limit_nbytes)
+        if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= worth_nbytes:
+            return
         # up to the next gate, blocks may end up on fresh pages while others are freed, so that more is touched than is held
-        if free_nbytes > worth_nbytes and (at_once or resident_nbytes + nbytes + 2 * worth_nbytes > self._limit_nbytes):
-            self._return_free_pages()
+        left_nbytes = self._limit_nbytes - resident_nbytes - 2 * worth_nbytes
+        if at_once or resident_nbytes + nbytes + worth_nbytes > self._budget_nbytes:
+            self._return_free_pages(() if at_once else blocks)
+        elif nbytes > left_nbytes:
+            self._return_free_pages(blocks, left_nbytes - max(0, nbytes - sum(blocks)))
 
-    def _return_free_pages(self) -> None:
-        if self._may_grow:
-            self.peaks()
-            self._pages.give_back(self.allocated_nbytes())
-            tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
-            self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes()
+    def tidy(self, variables: Iterable[Any]) -> None:
+        """Between steps, where memory is short: let none of these lie where a step's blocks do, and the heap be small."""
+        if self._limit_nbytes is None:
+            return
+        if self.has_statistics:
+            self._pages.send_home(variables)
+        self.trim()
+
+    def _return_free_pages(self, blocks: Sequence[int] = (), left_nbytes: int = -1) -> None:
+        """Take the pages of free blocks, unless all that these blocks, which are asked for next, touch anew fits beside them."""
+        if not self._may_grow:
+            return
+        self.peaks()
+        allocated_nbytes, data_nbytes = self.allocated_nbytes(), self._meter.data_nbytes()
+        with self._pages.asking(blocks) as asked:
+            is_short = asked.fresh_nbytes > left_nbytes
+            if is_short:
+                self._pages.give_back(allocated_nbytes + asked.nbytes, data_nbytes)
+        tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
+        if is_short:
+            kept_nbytes = asked.nbytes - asked.fresh_nbytes
+            self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - kept_nbytes
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""

@@ -56,6 +56,28 @@ def pooling_gradient(tensor: tf.Tensor) -> Any | None:
     return gradients[0] if len(gradients) == 1 else None
 
 
+def find_variables(graph: Any) -> list[tuple[Any, tf.Tensor]]:
+    """The variables of a graph, each with its handle inside, in an order that is the same for every trace of a step."""
+    inner = {id(external): (position, internal) for position, (external, internal) in enumerate(graph.captures)}
+    captured = [variable for variable in graph.variables if id(variable.handle) in inner]
+    captured.sort(key=lambda variable: inner[id(variable.handle)][0])
+    return [(variable, inner[id(variable.handle)][1]) for variable in captured]
+
+
+def find_assigned(graph: Any) -> list[Any]:
+    """The variables on the host that get a new value, rather than a change to theirs."""
+    return [
+        variable
+        for variable, handle in find_variables(graph)
+        if is_on_host(handle) and any(op.type == "AssignVariableOp" for op in handle.consumers())
+    ]
+
+
+def is_on_host(handle: tf.Tensor) -> bool:
+    """Whether a variable lives on the host."""
+    return not handle.device or tf.DeviceSpec.from_string(handle.device).device_type == "CPU"
+
+
 @dataclass(eq=False, slots=True)
 class Unit:
     """Ops that run together, in their order."""

@@ -179,7 +179,7 @@ class LargeFunction:
             course.wants_plan = False  # what was learnt since is no reason to end a training that runs
             return
         if trace.plain_peak_nbytes > self._limit_nbytes:
-            self._device.save_memory(self._limit_nbytes)
+            self._device.save_memory(self._limit_nbytes, self.budget_nbytes)
         if not course.recorded:
             self._prepare_record(course, floor, held_nbytes)
             return
@@ -209,6 +209,7 @@ class LargeFunction:
     def _end_step(self, course: Course) -> None:
         diary = self._crossings.end_step()
         self._num_steps += 1
+        self._device.tidy(course.assigned)
         if not course.recorded:
             known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0  # before the first step it was a guess
             self._outside_nbytes = max(known_nbytes, diary.outside_nbytes)

@@ -9,20 +9,32 @@ everything that is live only when there is no other. So blocks are asked for, fr
 there; their pages are dropped, and all are freed again.
 """
 
-from contextlib import closing, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.resident import ResidentMeter, count_resident, drop_pages
+from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.regions import find_region
 
+_POOLED_NBYTES = 2**18  # smaller blocks are malloc's
 _ROW_NBYTES = 2**20
 _LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
 _NEXT_SHARE = 0.75
 
 _regions: dict[str, list[tuple[int, int]]] = {}  # by device: where earlier trainings were, too; allocators keep what they have
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Blocks that are held for a moment."""
+
+    nbytes: int
+    fresh_nbytes: int  # of these: without pages so far
 
 
 class FreePages:
@@ -32,6 +44,7 @@ class FreePages:
         self._name = name
         self._address = self._end = 0
         self._pool_nbytes = 0  # what the allocator has of addresses, at least
+        self._data_nbytes = 0  # what the process had when that was counted
 
     def region_nbytes(self) -> int:
         """The large regions that the allocator is known to have, added up."""
@@ -54,11 +67,35 @@ class FreePages:
                     free_nbytes = find_region(grown_nbytes)
                     known.append((address, address + free_nbytes))
                 self._address, self._end = next((each for each in known if each[0] <= address < each[1]), (0, 0))
-                self._pool_nbytes = allocated_nbytes + free_nbytes
+                self._pool_nbytes, self._data_nbytes = allocated_nbytes + free_nbytes, meter.data_nbytes()
                 nbytes *= 2  # it fitted into a region that nobody knows
 
-    def give_back(self, allocated_nbytes: int) -> None:
-        """Drop the pages of the free blocks, when so much is allocated."""
+    @contextmanager
+    def asking(self, sizes: Iterable[int]) -> Iterator[Asked]:
+        """While inside, hold what the next to ask for blocks of these sizes would get."""
+        sizes = [nbytes for nbytes in sizes if nbytes >= _POOLED_NBYTES]
+        blocks = [self._take([nbytes]) for nbytes in sizes]
+        resident = [count_resident(_address_of(block), nbytes) for block, nbytes in zip(blocks, sizes, strict=True)]
+        yield Asked(sum(sizes), sum(sizes) - sum(resident))
+        blocks.clear()
+
+    def send_home(self, variables: Iterable[Any]) -> None:
+        """Let variables that lie in the large region lie elsewhere, if there is room: most left a hole where they were before.
+
+        A variable that is assigned takes the block of the value that it gets, in the midst of the blocks of a step.
+        """
+        for variable in variables:
+            if tensor_nbytes(variable) < _POOLED_NBYTES:
+                continue
+            value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+            if self._address <= _address_of(value) < self._end:
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.raw_ops.DeepCopy(x=value))
+
+    def give_back(self, allocated_nbytes: int, data_nbytes: int) -> None:
+        """Drop the pages of the free blocks, when so much is allocated and the process has so much private memory."""
+        grown_nbytes = data_nbytes - self._data_nbytes
+        if grown_nbytes >= self._end - self._address:  # the large region was too small: there is another, no smaller one
+            self._pool_nbytes, self._data_nbytes = self._pool_nbytes + find_region(grown_nbytes), data_nbytes
         taken: list[Any] = []  # until the end, or the same would be handed out again
         free_nbytes, nbytes = self._pool_nbytes - allocated_nbytes, _LARGEST_NBYTES
         while nbytes >= _SMALLEST_NBYTES:
@@ -78,8 +115,12 @@ class FreePages:
         return None if is_fresh else block
 
     def _is_above_all(self, address: int) -> bool:
-        """Whether nothing lives above an address in the region: what does has pages."""
-        return self._address <= address <= self._end and not count_resident(address, self._end - address)
+        """Whether nothing lives above an address in its region: what does has pages. Of other regions no end is known."""
+        end = self._end if self._address <= address <= self._end else address + _LARGEST_NBYTES
+        try:
+            return not count_resident(address, end - address)
+        except OSError:  # nothing is there
+            return True
 
     def _take(self, shape: list[int]) -> Any:
         with tf.device(self._name):

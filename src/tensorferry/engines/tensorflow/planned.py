@@ -8,14 +8,15 @@
                         └▶ leave                        room ─▶ empty ─▶ fetch ─▶ gate (waits)
                                                                  └───────── a again ─────────┘
 
-Units run one after another in the plan's order: a control edge holds the next one back where data does not, and a gate where
-it allocates much or reads what was away. A gate is a node that waits; see `swap`. Recomputed storages are clones of the ops
-that made them, behind the gate of the unit that wants them. A pooling op whose output may leave runs again right before its
-gradient, which has to read the output of such an op and of nothing else.
+Units run in the plan's order, one after another or, where there is room for it, several of a stretch at once (see `stretches`): a
+control edge holds the next one back where data does not, and a gate where it allocates much or reads what was away. A gate is a
+node that waits; see `swap`. Recomputed storages are clones of the ops that made them, behind the gate of the unit that wants
+them. A pooling op whose output may leave runs again right before its gradient, which has to read the output of such an op and of
+nothing else.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +26,8 @@ import tensorflow as tf
 
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.graph import SCOPE, SHAPE_READERS, Unit, pooling_gradient
-from tensorferry.engines.tensorflow.record import Recording
+from tensorferry.engines.tensorflow.record import Recording, sums_in_any_order
+from tensorferry.engines.tensorflow.stretches import Demand, Stretch, find_gates, find_stretches
 from tensorferry.engines.tensorflow.swap import Crossings, Stop
 from tensorferry.plan import Action, Decision
 from tensorferry.plan.schedule import find_due, make_schedule
@@ -39,18 +41,25 @@ class Stops:
     """What the nodes in the graph need to know while they run."""
 
     gates: dict[int, Stop]
-    rooms: dict[int, int]  # bytes fetched right before a gate that waits for them
+    rooms: dict[int, tuple[int, ...]]  # bytes of what is fetched right before a gate that waits for it
     states: frozenset[int] = frozenset()  # storages of variables: all that is left of them may be on the tier
 
 
 def carry_out(
-    recording: Recording, decisions: Iterable[Decision], edit: Edit, crossings: Crossings, *, gated_nbytes: int
+    recording: Recording,
+    decisions: Iterable[Decision],
+    edit: Edit,
+    crossings: Crossings,
+    *,
+    gated_nbytes: int,
+    room_nbytes: Sequence[int] | None = None,
 ) -> Stops:
     """Edit the graph so that it follows these decisions.
 
-    Units that together add less than `gated_nbytes` share a gate; with 0 each has its own, to see what it does.
+    Units that together add less than `gated_nbytes` share a gate; with 0 each has its own, to see what it does. `room_nbytes`, by
+    position, is what nothing holds before a unit; without it all run one after another.
     """
-    return _Plan(recording, list(decisions), edit, crossings).carry_out(gated_nbytes)
+    return _Plan(recording, list(decisions), edit, crossings).carry_out(gated_nbytes, room_nbytes)
 
 
 class _Plan:
@@ -71,7 +80,7 @@ class _Plan:
         self.fetches: dict[int, Any] = {}  # by storage: the node that starts its copy in
         self.late: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by storage: who reads it after its gap
 
-    def carry_out(self, gated_nbytes: int) -> Stops:
+    def carry_out(self, gated_nbytes: int, room_nbytes: Sequence[int] | None) -> Stops:
         for s in self.tables.gaps:  # whether they leave or not: a plan is made for one way of doing it
             self._pool_again(self.recording.tensors[s])
         self._find_late_readers()
@@ -81,24 +90,25 @@ class _Plan:
             if decision.action is Action.SWAP:
                 fetch_at[self._fetch_position(decision)].append(s)
         gates: dict[int, Stop] = {}
-        rooms: dict[int, int] = {}
-        demand_nbytes = self._demand_by_gate(gated_nbytes, fetch_at)
+        rooms: dict[int, tuple[int, ...]] = {}
+        stretches, demands = self._divide(gated_nbytes, room_nbytes, fetch_at)
         leave_at: defaultdict[int, list[Any]] = defaultdict(list)
         for s, node in leaving.items():
             leave_at[self.tables.gaps[s].saved_at].append(node)
-        before: list[Any] = []  # what must have ended before the next unit
-        for unit in self.units:
-            i = unit.position
+        before: list[Any] = []  # what must have ended before the next stretch
+        for stretch in stretches:
+            i = stretch.start
             # leaving only takes a note, but on a single thread it would otherwise wait for its turn
-            before += leave_at.get(i, ())
+            before += leave_at.pop(i, ())
             now = [s for s in fetch_at.get(i, ()) if self.due[s] == i]
             early = [s for s in fetch_at.get(i, ()) if self.due[s] > i]
             if now:
-                rooms[i] = self._total_nbytes(now)
+                rooms[i] = tuple(self.tables.gaps[s].nbytes for s in now)
                 self._add_fetches(now, [self._add_room(i, before)], leaving)
-            if i in demand_nbytes:
+            if i in demands:
                 arrivals = tuple(self.schedule.arrive.get(i, ()))
-                gates[i] = Stop(arrivals, demand_nbytes[i] + self._total_nbytes(early))
+                fetched = [self.tables.gaps[s].nbytes for s in early]
+                gates[i] = Stop(arrivals, demands[i].nbytes + sum(fetched), (*fetched, *demands[i].blocks))
                 before = [self._add_gate(i, [*before, *(self.fetches[s] for s in arrivals)])]
                 self._add_fetches(early, before, leaving)
                 before += [self.fetches[s] for s in early]
@@ -109,26 +119,35 @@ class _Plan:
                         self._send_back(s, before)
             for s in self.schedule.replay.get(i, ()):
                 before = [*before, *self._add_replay(s, before)]
-            self._hold_back(unit, before)
-            before = self._ends(unit)
+            before = self._run_stretch(stretch, before, leave_at)
         return Stops(gates, rooms, frozenset(leaving) & frozenset(self.states))
 
-    def _demand_by_gate(self, gated_nbytes: int, fetch_at: dict[int, list[int]]) -> dict[int, int]:
-        """Where gates stand, and the most that the units up to the next one add at once."""
-        schedule, tables = self.schedule, self.tables
-        demand: dict[int, int] = {}
-        gate, held = 0, 0
-        for unit in self.units:
-            i = unit.position
-            replayed = [tables.new_nbytes[k] for s in schedule.replay.get(i, ()) for k in schedule.replayed_ops[s]]
-            adds = tables.demand_nbytes[i] + sum(replayed)
-            is_full = max(held, 0) + adds >= gated_nbytes
-            if i == 0 or is_full or i in schedule.arrive or i in schedule.replay or i in fetch_at:
-                gate, held = i, 0
-                demand[i] = 0
-            demand[gate] = max(demand[gate], held + adds)
-            held += tables.new_nbytes[i] - tables.freed_nbytes[i]
-        return demand
+    def _divide(
+        self, gated_nbytes: int, room_nbytes: Sequence[int] | None, fetch_at: dict[int, list[int]]
+    ) -> tuple[list[Stretch], dict[int, Demand]]:
+        """All units in stretches, and where gates stand."""
+        starts = {0, *fetch_at, *self.schedule.arrive, *self.schedule.replay}
+        if room_nbytes is None:
+            stretches = [Stretch(i, i + 1) for i in range(len(self.units))]
+        else:
+            alone = {unit.position for unit in self.units if sums_in_any_order(unit)}
+            stretches = find_stretches(self.tables, room_nbytes, starts, alone)
+        return stretches, find_gates(self.tables, self.schedule, stretches, starts, gated_nbytes)
+
+    def _run_stretch(self, stretch: Stretch, before: list[Any], leave_at: dict[int, list[Any]]) -> list[Any]:
+        """Let the units of a stretch start after these ops; what has to end before the next stretch."""
+        ends = []
+        for unit in self.units[stretch.start : stretch.stop]:
+            waits = [] if self._waits_inside(unit, stretch) else before
+            self._hold_back(unit, [*waits, *leave_at.get(unit.position, ())])
+            ends += self._ends(unit)
+        return ends
+
+    def _waits_inside(self, unit: Unit, stretch: Stretch) -> bool:
+        """Whether all of a unit waits for inputs that its own stretch makes."""
+        inside = range(stretch.start, unit.position)
+        sources = ((self.layout.unit_of.get(self.layout.root(t).op) for t in op.inputs) for op in unit.entries())
+        return all(any(source is not None and source.position in inside for source in each) for each in sources)
 
     def _fetch_position(self, decision: Decision) -> int:
         gap = self.tables.gaps[decision.storage]
@@ -168,9 +187,6 @@ class _Plan:
             for op in state.readers:
                 self.edit.run_after(op, [given])
         return given
-
-    def _total_nbytes(self, storages: Iterable[int]) -> int:
-        return sum(self.tables.gaps[s].nbytes for s in storages)
 
     def _add_room(self, i: int, after: list[Any]) -> Any:
         with self._adding("room", after):
@@ -276,6 +292,8 @@ class _Plan:
 
     def _hold_back(self, unit: Unit, before: list[Any]) -> None:
         """Let a unit start after these ops; inside a fused unit no op may have a control edge, so its input waits instead."""
+        if not before:
+            return
         waiting: dict[str, tf.Tensor] = {}
         for op in unit.entries():
             if not unit.fused:

@@ -19,6 +19,8 @@ from tensorferry.engines.tensorflow.graph import (
     VIEWS,
     Layout,
     Unit,
+    find_variables,
+    is_on_host,
     kinds,
     lay_out,
     matches,
@@ -112,10 +114,6 @@ def record(
     return Recording(layout, trace, [life.tensor for life in walk.lives], states, unknown)
 
 
-def _is_on_host(handle: tf.Tensor) -> bool:
-    return not handle.device or tf.DeviceSpec.from_string(handle.device).device_type == "CPU"
-
-
 def _is_unknown(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.resource, tf.variant, tf.string) and tensor.shape.num_elements() is None
 
@@ -142,15 +140,10 @@ class _Walk:
         return self.index[name]
 
     def _add_variables(self, optimizer_names: frozenset[str]) -> None:
-        graph = self.layout.graph
-        inner = {id(external): (position, internal) for position, (external, internal) in enumerate(graph.captures)}
         early = {
             t.op.name for unit in self.layout.units if unit.phase is not Phase.OPTIMIZER for op in unit.ops for t in op.inputs
         }
-        captured = [variable for variable in graph.variables if id(variable.handle) in inner]
-        # a graph keeps its variables in no order, and two traces of one step are to be the same
-        for variable in sorted(captured, key=lambda variable: inner[id(variable.handle)][0]):
-            _, handle = inner[id(variable.handle)]
+        for variable, handle in find_variables(self.layout.graph):
             nbytes = tensor_nbytes(variable)
             if nbytes < self.tracked_nbytes:
                 continue
@@ -196,7 +189,7 @@ class _Walk:
             if life.kind is not Kind.OPTIMIZER or life.nbytes < min_nbytes or not life.uses or matches(life.label, leave):
                 continue
             readers = tuple(handle.consumers())
-            if not _is_on_host(handle) or not all(self._happens_in_units(op) for op in readers):
+            if not is_on_host(handle) or not all(self._happens_in_units(op) for op in readers):
                 continue
             last = units[life.uses[-1]]
             updated = replace(life, writers=[last.position], uses=[units[-1].position])
@@ -276,7 +269,7 @@ def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout)
     j = max(range(1, len(moments)), key=lambda i: moments[i] - moments[i - 1])
     if tensor.op.type in _PAIRED and not _can_part(tensor, layout, moments[j]):
         return storage
-    if moments[j] - moments[j - 1] < 2 or any(_sums_in_any_order(unit) for unit in map(layout.units.__getitem__, moments[1:j])):
+    if moments[j] - moments[j - 1] < 2 or any(sums_in_any_order(unit) for unit in map(layout.units.__getitem__, moments[1:j])):
         return storage
     return replace(storage, saved_at=moments[0] + 1, idle_after=moments[j - 1], wanted_at=moments[j])
 
@@ -288,7 +281,7 @@ def _can_part(tensor: tf.Tensor, layout: Layout, wanted_at: int) -> bool:
     return unit is not None and unit.position > wanted_at and not unit.fused
 
 
-def _sums_in_any_order(unit: Unit) -> bool:
+def sums_in_any_order(unit: Unit) -> bool:
     """AddN begins its sum with an input that nobody else will read, so a later reader of an input changes its rounding."""
     return any(op.type == "AddN" and len(op.inputs) > 2 for op in unit.ops)
 

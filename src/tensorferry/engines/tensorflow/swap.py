@@ -36,7 +36,8 @@ class Stop:
     """What one gate waits for."""
 
     arrivals: tuple[int, ...] = ()  # storages that must be back
-    demand_nbytes: int = 0  # what the units up to the next gate add
+    demand_nbytes: int = 0  # what the units up to the next gate add at most
+    blocks: tuple[int, ...] = ()  # bytes of every block that they are going to ask for
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class Crossings:
         self._watchdog_seconds = watchdog_seconds
         self._out, self._in = _lane(Lane.OUT), _lane(Lane.IN)
         self._stops: dict[int, Stop] = {}
-        self._rooms: dict[int, int] = {}
+        self._rooms: dict[int, tuple[int, ...]] = {}
         self._limit_nbytes = 0
         self._recording = False
         self._is_new = False
@@ -100,14 +101,14 @@ class Crossings:
     def begin_step(
         self,
         stops: dict[int, Stop],
-        rooms: dict[int, int],
+        rooms: dict[int, tuple[int, ...]],
         limit_nbytes: int,
         *,
         recording: bool,
         states: frozenset[int] = frozenset(),
         is_new: bool = False,
     ) -> None:
-        """Get ready for a step with these gates; `rooms` are bytes to fetch by the gate before which they are allocated.
+        """Get ready for a step with these gates; `rooms` are bytes of what is fetched, by the gate before which it is allocated.
 
         What is written of `states` stays on the tier until the step has ended: it may be all there is of a variable. `is_new`:
         the function runs for the first time.
@@ -199,7 +200,9 @@ class Crossings:
 
     def _clear_room(self, gate: int) -> None:
         self._note_probe()
-        self._wait_for_room(self._rooms[int(gate)])
+        blocks = self._rooms[int(gate)]
+        self._wait_for_room(sum(blocks))
+        self.device.make_room(sum(blocks), blocks, at_once=False)
 
     def _open_gate(self, gate: int) -> None:
         self._note_probe()
@@ -214,7 +217,7 @@ class Crossings:
         for s in stop.arrivals:
             self._await(self._arrivals.pop(s))
         self._wait_for_room(stop.demand_nbytes)
-        self.device.make_room(stop.demand_nbytes, at_once=self._recording)
+        self.device.make_room(stop.demand_nbytes, stop.blocks, at_once=self._recording)
         passed_at = time.perf_counter()
         self.diary.waited_seconds += passed_at - reached_at
         self.diary.passed[gate] = passed_at
