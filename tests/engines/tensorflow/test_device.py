@@ -24,7 +24,7 @@ PROGRAM = (
     START
     + """
     device.reserve(200 * MIB, 0)
-    device.save_memory(100 * MIB, 120 * MIB)
+    device.save_memory(60 * MIB, 120 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(20)]
     del blocks[::2]  # holes between what is left
     before, allocated = device.resident_nbytes(), device.allocated_nbytes()
@@ -124,18 +124,53 @@ ASKED = (
 )
 
 
+LAST = (
+    START
+    + """
+    device.reserve(400 * MIB, 0)
+    device.save_memory(160 * MIB, 220 * MIB)
+    blocks = [tf.fill([8 * MIB], np.uint8(i)) for i in range(8)]
+    above = [tf.fill([16 * MIB], np.uint8(i)) for i in range(6)]
+    del blocks[::2], above  # four small holes below a large one
+    told = [device.resident_nbytes()]
+    device.make_room(4 * MIB, (), at_once=False)
+    told.append(device.resident_nbytes())
+    more = [tf.fill([8 * MIB], np.uint8(0)) for _ in range(4)]
+    more.append(tf.fill([16 * MIB], np.uint8(0)))
+    told.append(device.resident_nbytes())
+    print(json.dumps([round(nbytes / MIB) for nbytes in told]))
+"""
+)
+
+
+BELOW = (
+    START
+    + """
+    device.reserve(80 * MIB, 0)  # one region of 128 MiB
+    device.save_memory(40 * MIB, 100 * MIB)
+    low, high = tf.fill([70 * MIB], np.uint8(1)), tf.fill([8 * MIB], np.uint8(2))
+    del low  # a hole that is larger than what is left above
+    before = device.resident_nbytes()
+    device.make_room(MIB, (), at_once=False)
+    intact = bool(tf.reduce_all(high == np.uint8(2)))
+    print(json.dumps({"returned": (before - device.resident_nbytes()) // MIB, "intact": intact}))
+"""
+)
+
+
 HOMES = (
     START
     + """
-    from tensorferry.engines.tensorflow.pages import _regions
+    from tensorferry.engines.tensorflow.pages import _address_of, _regions
 
-    variables = [tf.Variable(tf.fill([MIB], np.float32(i))) for i in range(3)]
+    types = [tf.float32, tf.float32, tf.float32, tf.bfloat16]
+    variables = [tf.Variable(tf.fill([2 * MIB], tf.cast(i, dtype))) for i, dtype in enumerate(types)]
     device.reserve(200 * MIB, 0)
     device.save_memory(100 * MIB, 120 * MIB)
     (region,) = _regions["CPU:0"]
 
     def count_inside():
-        addresses = [np.asarray(memoryview(variable.read_value())).ctypes.data for variable in variables]
+        addresses = [_address_of(variable.read_value()) for variable in variables]
         return sum(region[0] <= address < region[1] for address in addresses)
 
     @tf.function
@@ -159,7 +194,7 @@ OVERFLOW = (
     START
     + """
     device.reserve(60 * MIB, 0)  # one region of 128 MiB
-    device.save_memory(100 * MIB, 120 * MIB)
+    device.save_memory(60 * MIB, 120 * MIB)
     blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(40)]
     del blocks[::2]
     before = device.resident_nbytes()
@@ -198,12 +233,25 @@ def test_pages_that_the_next_blocks_lie_on_stay() -> None:
     assert peak <= 112  # what was asked for beside them counts for nobody
 
 
+def test_pages_go_first_that_would_be_used_last_and_no_more_of_them_than_needed() -> None:
+    before, after, later = _run(LAST)
+    wanted = before + 4 - 160 * (1 - 1 / 16) + 160 / 8  # what does not fit, and an eighth of the limit
+    assert wanted - 1 <= before - after <= wanted + 16
+    assert later - after <= 1  # small holes and the lower part of the large one have kept theirs
+
+
+def test_a_hole_that_is_larger_than_all_that_lies_above_is_found_too() -> None:
+    seen = _run(BELOW)
+    assert 60 <= seen["returned"] <= 72
+    assert seen["intact"]
+
+
 def test_variables_that_a_step_assigned_lie_where_they_lay_before() -> None:
     seen = _run(HOMES)
     assert seen["before"] == 0
     assert seen["inside"][1::2] == [0, 0, 0]
     assert max(seen["inside"][::2]) > 0  # a step lets them wander
-    assert seen["values"] == [3.0, 4.0, 5.0]
+    assert seen["values"] == [3.0, 4.0, 5.0, 6.0]
 
 
 def test_pages_go_back_from_a_second_region_too() -> None:

@@ -11,8 +11,10 @@ Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every blo
 freed blocks go back at once in any case, and what is resident is what is live.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +26,7 @@ from tensorferry.engines.tensorflow.regions import share_to_leave, without_books
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
+_AHEAD_SHARE = 1 / 8  # of the limit: what is given back beyond what is needed, so that it is not to be done again at once
 _SPREAD_FACTOR = 1.5  # blocks and the holes between them lie in so many times the addresses that the blocks alone need
 _FAR_FACTOR = 4  # where a cap on the process leaves so many times what the allocator will need, it never gets in its way
 
@@ -133,17 +136,17 @@ class Device:
         if not self.has_statistics:
             return
         self.peaks()
-        room, left_nbytes, allocated_nbytes = self.room(), self._process_cap.left_nbytes(), self.allocated_nbytes()
+        room, left_nbytes = self.room(), self._process_cap.left_nbytes()
         needed_nbytes = _FAR_FACTOR * nbytes + self._kept_back_nbytes
         is_far = self._allocator_cap is None and (left_nbytes is None or left_nbytes >= needed_nbytes)
         if room is None or is_far:
             self._may_grow = True
-            self._pages.reserve(int(_SPREAD_FACTOR * max(0, nbytes)), allocated_nbytes)
+            self._pages.reserve(int(_SPREAD_FACTOR * max(0, nbytes)))
         else:
             self._elsewhere_nbytes = 0 if self._pages.region_nbytes() else self._info()["current"]
-            left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - allocated_nbytes))
+            left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - self.allocated_nbytes()))
             with self._process_cap.leaving(left_nbytes):
-                self._pages.reserve(asked_nbytes, allocated_nbytes)
+                self._pages.reserve(asked_nbytes)
             self.is_bounded = room.nbytes <= room_nbytes
         self._has_reserved = True
         tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
@@ -174,9 +177,9 @@ class Device:
         self.begin_step()
 
     def make_room(self, nbytes: int, blocks: Sequence[int], *, at_once: bool) -> None:
-        """That much is about to be allocated, some of it as these blocks: let no free block keep pages that do not fit beside it.
+        """That much is about to be allocated, as these blocks: let no free block keep pages that do not fit beside it.
 
-        `at_once`: let none keep any, whether they fit or not.
+        `nbytes` are at most held at the same time. `at_once`: let none keep any, whether they fit or not.
         """
         if self._limit_nbytes is None:
             return
@@ -185,11 +188,13 @@ class Device:
         if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= worth_nbytes:
             return
         # up to the next gate, blocks may end up on fresh pages while others are freed, so that more is touched than is held
-        left_nbytes = self._limit_nbytes - resident_nbytes - 2 * worth_nbytes
-        if at_once or resident_nbytes + nbytes + worth_nbytes > self._budget_nbytes:
-            self._return_free_pages(() if at_once else blocks)
-        elif nbytes > left_nbytes:
-            self._return_free_pages(blocks, left_nbytes - max(0, nbytes - sum(blocks)))
+        over_nbytes = resident_nbytes + nbytes + 2 * worth_nbytes - self._limit_nbytes
+        if at_once:
+            self._return_free_pages()
+        elif over_nbytes > 0:
+            least_nbytes = resident_nbytes + nbytes + worth_nbytes - self._budget_nbytes
+            held_at_once = [size for size, total in zip(blocks, accumulate(blocks), strict=True) if total <= nbytes]
+            self._return_free_pages(held_at_once, over_nbytes, least_nbytes)
 
     def tidy(self, variables: Iterable[Any]) -> None:
         """Between steps, where memory is short: let none of these lie where a step's blocks do, and the heap be small."""
@@ -199,20 +204,21 @@ class Device:
             self._pages.send_home(variables)
         self.trim()
 
-    def _return_free_pages(self, blocks: Sequence[int] = (), left_nbytes: int = -1) -> None:
-        """Take the pages of free blocks, unless all that these blocks, which are asked for next, touch anew fits beside them."""
+    def _return_free_pages(self, blocks: Sequence[int] = (), over_nbytes: int = sys.maxsize, least_nbytes: int = 0) -> None:
+        """Take as many pages of free blocks as are over if all of these blocks, which are asked for next, touch fresh ones.
+
+        It is less where they lie on pages already, which stay, but `least_nbytes` in any case.
+        """
         if not self._may_grow:
             return
         self.peaks()
-        allocated_nbytes, data_nbytes = self.allocated_nbytes(), self._meter.data_nbytes()
-        with self._pages.asking(blocks) as asked:
-            is_short = asked.fresh_nbytes > left_nbytes
-            if is_short:
-                self._pages.give_back(allocated_nbytes + asked.nbytes, data_nbytes)
+        places = self._pages.foresee(blocks)
+        wanted_nbytes = max(over_nbytes - sum(place.resident_nbytes for place in places), least_nbytes)
+        if wanted_nbytes > 0:
+            wanted_nbytes += int(_AHEAD_SHARE * (self._limit_nbytes or 0))
+            left_nbytes = self._pages.give_back(wanted_nbytes, places, self._meter.data_nbytes())
+            self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - left_nbytes
         tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
-        if is_short:
-            kept_nbytes = asked.nbytes - asked.fresh_nbytes
-            self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - kept_nbytes
 
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""

@@ -4,12 +4,14 @@ TensorFlow's allocator keeps all the memory it ever had. What was freed may be i
 none, so the next one touches fresh pages: half as much as is live was seen resident in holes. Addresses cost little and pages
 much, so the pages go back and the holes stay.
 
-Nobody tells where free blocks are, but who asks for memory gets them: the smallest that is large enough, and what lies above
-everything that is live only when there is no other. So blocks are asked for, from large to small, each size until one lies up
-there; their pages are dropped, and all are freed again.
+Nobody tells where free blocks are, but who asks for memory gets them, the smallest that is large enough. So blocks are asked for,
+from large to small, each size until one lies above everything that is live. Larger holes than that are left then, and all that is
+still free is in them. The pages of as many as needed are dropped, and all are freed again. What a size is given last is what the
+next to ask will be given last, so its pages go first.
 """
 
-from collections.abc import Iterable, Iterator
+import ctypes
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +26,21 @@ from tensorferry.engines.tensorflow.regions import find_region
 _POOLED_NBYTES = 2**18  # smaller blocks are malloc's
 _ROW_NBYTES = 2**20
 _LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
+_LARGEST_SHARE = 1 / 64  # of all addresses, where that is more: holes are to be found in a few milliseconds
+_REST_FACTOR = 4  # what may be free in too small pieces, in largest ones
 _NEXT_SHARE = 0.75
+_MAX_TRIES = 8  # to find room for a variable
 
 _regions: dict[str, list[tuple[int, int]]] = {}  # by device: where earlier trainings were, too; allocators keep what they have
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Blocks that are held for a moment."""
+class Place:
+    """Where a block is, or would be."""
 
+    address: int
     nbytes: int
-    fresh_nbytes: int  # of these: without pages so far
+    resident_nbytes: int  # of these: on pages
 
 
 class FreePages:
@@ -43,14 +49,14 @@ class FreePages:
     def __init__(self, name: str) -> None:
         self._name = name
         self._address = self._end = 0
-        self._pool_nbytes = 0  # what the allocator has of addresses, at least
+        self._pool_nbytes = 0  # what the allocator has of addresses, at least, handed out or free
         self._data_nbytes = 0  # what the process had when that was counted
 
     def region_nbytes(self) -> int:
         """The large regions that the allocator is known to have, added up."""
         return sum(end - address for address, end in _regions.get(self._name, ()))
 
-    def reserve(self, nbytes: int, allocated_nbytes: int) -> None:
+    def reserve(self, nbytes: int) -> None:
         """Let the allocator have one large region of addresses, without touching its pages, instead of many that double in size.
 
         Blocks in different regions never join when they are free, so this leaves fewer holes.
@@ -59,7 +65,7 @@ class FreePages:
         known = _regions.setdefault(self._name, [])
         with closing(ResidentMeter()) as meter, suppress(tf.errors.ResourceExhaustedError):
             while not self._end:
-                before_nbytes = meter.data_nbytes()
+                before_nbytes, allocated_nbytes = meter.data_nbytes(), self._allocated_nbytes()
                 block = self._take([nbytes // _ROW_NBYTES + 1, _ROW_NBYTES])  # no dimension may be beyond 31 bits
                 grown_nbytes, address = meter.data_nbytes() - before_nbytes, _address_of(block)
                 free_nbytes = nbytes
@@ -70,62 +76,122 @@ class FreePages:
                 self._pool_nbytes, self._data_nbytes = allocated_nbytes + free_nbytes, meter.data_nbytes()
                 nbytes *= 2  # it fitted into a region that nobody knows
 
-    @contextmanager
-    def asking(self, sizes: Iterable[int]) -> Iterator[Asked]:
-        """While inside, hold what the next to ask for blocks of these sizes would get."""
-        sizes = [nbytes for nbytes in sizes if nbytes >= _POOLED_NBYTES]
-        blocks = [self._take([nbytes]) for nbytes in sizes]
-        resident = [count_resident(_address_of(block), nbytes) for block, nbytes in zip(blocks, sizes, strict=True)]
-        yield Asked(sum(sizes), sum(sizes) - sum(resident))
-        blocks.clear()
+    def foresee(self, sizes: Iterable[int]) -> list[Place]:
+        """Where blocks of these sizes would lie that are asked for next."""
+        blocks = [self._take([nbytes]) for nbytes in sizes if nbytes >= _POOLED_NBYTES]
+        return [_place(block) for block in blocks]
 
     def send_home(self, variables: Iterable[Any]) -> None:
         """Let variables that lie in the large region lie elsewhere, if there is room: most left a hole where they were before.
 
         A variable that is assigned takes the block of the value that it gets, in the midst of the blocks of a step.
         """
+        inside: list[Any] = []  # held until the end, or the same would be handed out again
         for variable in variables:
             if tensor_nbytes(variable) < _POOLED_NBYTES:
                 continue
             value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
-            if self._address <= _address_of(value) < self._end:
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.raw_ops.DeepCopy(x=value))
+            if not self._is_inside(value):
+                continue
+            for _ in range(_MAX_TRIES):
+                home = self._take(value.shape, value.dtype)
+                if not self._is_inside(home):
+                    ctypes.memmove(_address_of(home), _address_of(value), tensor_nbytes(value))
+                    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=home)
+                    break
+                inside.append(home)
 
-    def give_back(self, allocated_nbytes: int, data_nbytes: int) -> None:
-        """Drop the pages of the free blocks, when so much is allocated and the process has so much private memory."""
+    def _is_inside(self, block: Any) -> bool:
+        return self._address <= _address_of(block) < self._end
+
+    def give_back(self, wanted_nbytes: int, spared: Iterable[Place], data_nbytes: int) -> int:
+        """Drop so many bytes of pages of free blocks, or all but those of the places spared; how many of them are left.
+
+        `data_nbytes` is what the process has of private memory.
+        """
         grown_nbytes = data_nbytes - self._data_nbytes
         if grown_nbytes >= self._end - self._address:  # the large region was too small: there is another, no smaller one
             self._pool_nbytes, self._data_nbytes = self._pool_nbytes + find_region(grown_nbytes), data_nbytes
-        taken: list[Any] = []  # until the end, or the same would be handed out again
-        free_nbytes, nbytes = self._pool_nbytes - allocated_nbytes, _LARGEST_NBYTES
+        with self._holding_holes() as holes:
+            left_nbytes = sum(hole.resident_nbytes for hole in holes)
+            kept_nbytes = left_nbytes - wanted_nbytes
+            for hole in reversed(holes):
+                if left_nbytes <= kept_nbytes:
+                    break
+                left_nbytes -= sum(drop_pages(start, stop - start) for start, stop in _leave_out(spared, hole))
+        return left_nbytes
+
+    @contextmanager
+    def _holding_holes(self) -> Iterator[list[Place]]:
+        """While inside, no free block is handed out to others: small ones first, each size as it was found."""
+        largest_nbytes = max(_LARGEST_NBYTES, int(_LARGEST_SHARE * self._pool_nbytes))
+        held: list[tuple[int, Any, Place]] = []
+        nbytes = largest_nbytes
         while nbytes >= _SMALLEST_NBYTES:
             # asked for more than is free, the allocator would take more addresses
-            block = self._find_hole(nbytes) if nbytes <= free_nbytes else None
-            if block is None:
+            block = self._take_whole(nbytes) if nbytes <= self._free_nbytes() else None
+            place = None if block is None else _place(block)
+            if place is None or self._is_above_all(place):
                 nbytes = int(_NEXT_SHARE * nbytes)
             else:
-                taken.append(block)
-                free_nbytes -= nbytes
+                held.append((nbytes, block, place))
+        while self._free_nbytes() > _REST_FACTOR * largest_nbytes:
+            block = self._take_whole(largest_nbytes)
+            held.append((largest_nbytes, block, _place(block)))
+        held.sort(key=lambda each: each[0])
+        yield [place for _, _, place in held]
+        held.clear()
 
-    def _find_hole(self, nbytes: int) -> Any | None:
-        """A free block of that size, without its pages; None where only what lies above everything is large enough."""
+    def _take_whole(self, nbytes: int) -> Any:
+        """A block of at least that size. A hole less than twice as large would be handed out whole, so all of it is asked for."""
+        before_nbytes = self._allocated_nbytes()
         block = self._take([nbytes])
-        address = _address_of(block)
-        is_fresh = not drop_pages(address, nbytes) and self._is_above_all(address + nbytes)
-        return None if is_fresh else block
+        handed_nbytes = self._allocated_nbytes() - before_nbytes  # or anything, if others came in between
+        if nbytes < handed_nbytes < min(2 * nbytes, self._pool_nbytes - before_nbytes):
+            del block
+            block = self._take([handed_nbytes])
+        return block
 
-    def _is_above_all(self, address: int) -> bool:
-        """Whether nothing lives above an address in its region: what does has pages. Of other regions no end is known."""
-        end = self._end if self._address <= address <= self._end else address + _LARGEST_NBYTES
+    def _free_nbytes(self) -> int:
+        return self._pool_nbytes - self._allocated_nbytes()
+
+    def _allocated_nbytes(self) -> int:
+        return int(tf.config.experimental.get_memory_info(self._name)["current"])
+
+    def _is_above_all(self, place: Place) -> bool:
+        """Whether nothing lives above a place in its region, or ever did: that has pages. Of other regions no end is known."""
+        if place.resident_nbytes:
+            return False
+        stop = place.address + place.nbytes
+        end = self._end if self._address <= stop <= self._end else stop + _LARGEST_NBYTES
         try:
-            return not count_resident(address, end - address)
+            return not count_resident(stop, end - stop)
         except OSError:  # nothing is there
             return True
 
-    def _take(self, shape: list[int]) -> Any:
+    def _take(self, shape: Sequence[int], dtype: tf.DType = tf.uint8) -> Any:
         with tf.device(self._name):
-            return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
+            return tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
+
+
+def _place(block: Any) -> Place:
+    address, nbytes = _address_of(block), tensor_nbytes(block)
+    return Place(address, nbytes, count_resident(address, nbytes))
+
+
+def _leave_out(spared: Iterable[Place], hole: Place) -> Iterator[tuple[int, int]]:
+    """From where to where a hole is not in a place that is spared."""
+    start, end = hole.address, hole.address + hole.nbytes
+    for place in sorted(spared, key=lambda place: place.address):
+        if start < place.address < end:
+            yield start, place.address
+        if place.address < end:
+            start = max(start, place.address + place.nbytes)
+    if start < end:
+        yield start, end
 
 
 def _address_of(block: Any) -> int:
+    if block.dtype == tf.bfloat16:
+        block = tf.bitcast(block, tf.uint16)  # the same bytes, in a type that Python knows
     return int(np.asarray(memoryview(block)).ctypes.data)
