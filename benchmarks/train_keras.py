@@ -8,11 +8,13 @@ import hashlib
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import tensorflow as tf
 
 import tensorferry as ferry
+from tensorferry.engines.tensorflow.device import Device, Peaks
 from tensorferry.recipes.keras import googlenet, resnet, unet3d
 from tensorferry.recipes.keras.batch import Batch
 from tensorferry.recipes.keras.compiled import compile_model
@@ -70,29 +72,33 @@ def _fit(model: keras.Model, batch: Batch, num_steps: int, callbacks: list[Any])
 
 
 class _AllocatorPeak:
-    """The highest peak of TensorFlow's allocator that anyone read.
+    """The highest peak of TensorFlow's allocator.
 
-    Ferry resets the peak to measure single ops, and reads it before. The one it resets unread is of a block that it asks for
-    only to give the allocator one large region, and whose pages nobody touches.
+    Ferry resets the peak to measure single ops, and reads it before. What it resets without a look are blocks that it asks for
+    only to find where there is room, and whose pages nobody touches.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self._read = tf.config.experimental.get_memory_info
+        probe = Device.probe
+
+        def note_and_probe(device: Device) -> Peaks:
+            self._note()
+            return probe(device)
+
+        self._noting = patch.object(Device, "probe", note_and_probe)
 
     def __enter__(self) -> "_AllocatorPeak":
         tf.config.experimental.reset_memory_stats(_DEVICE)
-        tf.config.experimental.get_memory_info = self._read_and_note
+        self._noting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._read_and_note(_DEVICE)
-        tf.config.experimental.get_memory_info = self._read
+        self._note()
+        self._noting.stop()
 
-    def _read_and_note(self, device: str) -> dict[str, int]:
-        told: dict[str, int] = self._read(device)
-        self.nbytes = max(self.nbytes, told["peak"])
-        return told
+    def _note(self) -> None:
+        self.nbytes = max(self.nbytes, tf.config.experimental.get_memory_info(_DEVICE)["peak"])
 
 
 class _Watch(keras.callbacks.Callback):
