@@ -147,8 +147,8 @@ BELOW = (
     START
     + """
     device.reserve(80 * MIB, 0)  # one region of 128 MiB
-    device.save_memory(40 * MIB, 100 * MIB)
-    low, high = tf.fill([70 * MIB], np.uint8(1)), tf.fill([8 * MIB], np.uint8(2))
+    device.save_memory(16 * MIB, 100 * MIB)
+    low, high = [tf.fill([14 * MIB], np.uint8(1)) for _ in range(5)], tf.fill([8 * MIB], np.uint8(2))
     del low  # a hole that is larger than what is left above
     before = device.resident_nbytes()
     device.make_room(MIB, (), at_once=False)
@@ -235,14 +235,14 @@ def test_pages_that_the_next_blocks_lie_on_stay() -> None:
 
 def test_pages_go_first_that_would_be_used_last_and_no_more_of_them_than_needed() -> None:
     before, after, later = _run(LAST)
-    wanted = before + 4 - 160 * (1 - 1 / 16) + 160 / 8  # what does not fit, and an eighth of the limit
+    wanted = before + 4 - 160 * (1 - 1 / 16)  # what does not fit, with twice what is worth returning
     assert wanted - 1 <= before - after <= wanted + 16
     assert later - after <= 1  # small holes and the lower part of the large one have kept theirs
 
 
 def test_a_hole_that_is_larger_than_all_that_lies_above_is_found_too() -> None:
     seen = _run(BELOW)
-    assert 60 <= seen["returned"] <= 72
+    assert 50 <= seen["returned"] <= 72
     assert seen["intact"]
 
 

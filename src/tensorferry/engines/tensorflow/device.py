@@ -26,7 +26,6 @@ from tensorferry.engines.tensorflow.regions import share_to_leave, without_books
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
-_AHEAD_SHARE = 1 / 8  # of the limit: what is given back beyond what is needed, so that it is not to be done again at once
 _SPREAD_FACTOR = 1.5  # blocks and the holes between them lie in so many times the addresses that the blocks alone need
 _FAR_FACTOR = 4  # where a cap on the process leaves so many times what the allocator will need, it never gets in its way
 
@@ -75,7 +74,7 @@ class Device:
         self._highest_resident = 0
         self.optimising_peak_nbytes = 0  # resident at most before a new function did its first work
         self._limit_nbytes: int | None = None  # for resident memory, where it is short
-        self._budget_nbytes = 0
+        self._budget_nbytes = self._worth_nbytes = 0
         self._apart_nbytes = 0  # how far resident memory was above the allocator's books when no free block had pages
         self._meter.reset_peak()
 
@@ -164,6 +163,7 @@ class Device:
         That is what is likely; above the budget it must not be even if no freed block is used again.
         """
         self._limit_nbytes, self._budget_nbytes = limit_nbytes, budget_nbytes
+        self._worth_nbytes = int(_WORTH_RETURNING_SHARE * limit_nbytes)
         if not self._returns_freed:
             self._returns_freed = True
             self._heap.return_at_once(_SCRATCH_NBYTES)
@@ -184,15 +184,14 @@ class Device:
         if self._limit_nbytes is None:
             return
         resident_nbytes = self.resident_nbytes()
-        worth_nbytes = int(_WORTH_RETURNING_SHARE * self._limit_nbytes)
-        if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= worth_nbytes:
+        if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= self._worth_nbytes:
             return
         # up to the next gate, blocks may end up on fresh pages while others are freed, so that more is touched than is held
-        over_nbytes = resident_nbytes + nbytes + 2 * worth_nbytes - self._limit_nbytes
+        over_nbytes = resident_nbytes + nbytes + self._worth_nbytes - self._limit_nbytes
         if at_once:
             self._return_free_pages()
         elif over_nbytes > 0:
-            least_nbytes = resident_nbytes + nbytes + worth_nbytes - self._budget_nbytes
+            least_nbytes = resident_nbytes + nbytes + self._worth_nbytes - self._budget_nbytes
             held_at_once = [size for size, total in zip(blocks, accumulate(blocks), strict=True) if total <= nbytes]
             self._return_free_pages(held_at_once, over_nbytes, least_nbytes)
 
@@ -215,8 +214,7 @@ class Device:
         places = self._pages.foresee(blocks)
         wanted_nbytes = max(over_nbytes - sum(place.resident_nbytes for place in places), least_nbytes)
         if wanted_nbytes > 0:
-            wanted_nbytes += int(_AHEAD_SHARE * (self._limit_nbytes or 0))
-            left_nbytes = self._pages.give_back(wanted_nbytes, places, self._meter.data_nbytes())
+            left_nbytes = self._pages.give_back(wanted_nbytes + self._worth_nbytes, places, self._meter.data_nbytes())
             self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - left_nbytes
         tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
 

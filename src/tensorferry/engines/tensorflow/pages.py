@@ -27,7 +27,7 @@ _POOLED_NBYTES = 2**18  # smaller blocks are malloc's
 _ROW_NBYTES = 2**20
 _LARGEST_NBYTES, _SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
 _LARGEST_SHARE = 1 / 64  # of all addresses, where that is more: holes are to be found in a few milliseconds
-_REST_FACTOR = 4  # what may be free in too small pieces, in largest ones
+_REST_FACTOR = 2  # so many blocks of a size must be free for one to be asked for: the rest may be in small pieces
 _NEXT_SHARE = 0.75
 _MAX_TRIES = 8  # to find room for a variable
 
@@ -66,7 +66,7 @@ class FreePages:
         with closing(ResidentMeter()) as meter, suppress(tf.errors.ResourceExhaustedError):
             while not self._end:
                 before_nbytes, allocated_nbytes = meter.data_nbytes(), self._allocated_nbytes()
-                block = self._take([nbytes // _ROW_NBYTES + 1, _ROW_NBYTES])  # no dimension may be beyond 31 bits
+                block = self._take_bytes(nbytes)
                 grown_nbytes, address = meter.data_nbytes() - before_nbytes, _address_of(block)
                 free_nbytes = nbytes
                 if grown_nbytes >= nbytes:
@@ -78,7 +78,7 @@ class FreePages:
 
     def foresee(self, sizes: Iterable[int]) -> list[Place]:
         """Where blocks of these sizes would lie that are asked for next."""
-        blocks = [self._take([nbytes]) for nbytes in sizes if nbytes >= _POOLED_NBYTES]
+        blocks = [self._take_bytes(nbytes) for nbytes in sizes if nbytes >= _POOLED_NBYTES]
         return [_place(block) for block in blocks]
 
     def send_home(self, variables: Iterable[Any]) -> None:
@@ -104,7 +104,7 @@ class FreePages:
     def _is_inside(self, block: Any) -> bool:
         return self._address <= _address_of(block) < self._end
 
-    def give_back(self, wanted_nbytes: int, spared: Iterable[Place], data_nbytes: int) -> int:
+    def give_back(self, wanted_nbytes: int, spared: Sequence[Place], data_nbytes: int) -> int:
         """Drop so many bytes of pages of free blocks, or all but those of the places spared; how many of them are left.
 
         `data_nbytes` is what the process has of private memory.
@@ -137,11 +137,11 @@ class FreePages:
             if place is not None and self._address <= place.address < top:
                 top = place.address
             nbytes = int(_NEXT_SHARE * nbytes)
-        rest_nbytes = _REST_FACTOR * largest_nbytes
-        if self._free_nbytes() - (self._end - top) > rest_nbytes:
-            while self._free_nbytes() > rest_nbytes:
-                block = self._take_whole(largest_nbytes)
-                held.append((largest_nbytes, block, _place(block)))
+        if self._free_nbytes() - (self._end - top) > _REST_FACTOR * largest_nbytes:
+            for nbytes in (largest_nbytes, largest_nbytes // 2):
+                while self._free_nbytes() > _REST_FACTOR * nbytes:
+                    block = self._take_whole(nbytes)
+                    held.append((largest_nbytes, block, _place(block)))
         held.sort(key=lambda each: each[0])
         yield [place for _, _, place in held]
         held.clear()
@@ -149,11 +149,11 @@ class FreePages:
     def _take_whole(self, nbytes: int) -> Any:
         """A block of at least that size. A hole less than twice as large would be handed out whole, so all of it is asked for."""
         before_nbytes = self._allocated_nbytes()
-        block = self._take([nbytes])
+        block = self._take_bytes(nbytes)
         handed_nbytes = self._allocated_nbytes() - before_nbytes  # or anything, if others came in between
         if nbytes < handed_nbytes < min(2 * nbytes, self._pool_nbytes - before_nbytes):
             del block
-            block = self._take([handed_nbytes])
+            block = self._take_bytes(handed_nbytes)
         return block
 
     def _free_nbytes(self) -> int:
@@ -174,6 +174,10 @@ class FreePages:
         except OSError:  # nothing is there
             return True
 
+    def _take_bytes(self, nbytes: int) -> Any:
+        # no dimension may be beyond 31 bits
+        return self._take([nbytes] if nbytes < 2**31 else [-(-nbytes // _ROW_NBYTES), _ROW_NBYTES])
+
     def _take(self, shape: Sequence[int], dtype: tf.DType = tf.uint8) -> Any:
         with tf.device(self._name):
             # as a tensor, which is four times as fast as to let the op make one
@@ -185,8 +189,12 @@ def _place(block: Any) -> Place:
     return Place(address, nbytes, count_resident(address, nbytes))
 
 
-def _leave_out(spared: Iterable[Place], hole: Place) -> Iterator[tuple[int, int]]:
-    """From where to where a hole is not in a place that is spared."""
+def _leave_out(spared: Sequence[Place], hole: Place) -> Iterator[tuple[int, int]]:
+    """From where to where a hole is not in a place that is spared.
+
+    >>> list(_leave_out([Place(90, 30, 0), Place(20, 30, 0)], Place(0, 100, 0)))
+    [(0, 20), (50, 90)]
+    """
     start, end = hole.address, hole.address + hole.nbytes
     for place in sorted(spared, key=lambda place: place.address):
         if start < place.address < end:
