@@ -88,17 +88,18 @@ class Course:
         # what was learnt of peaks may make a plan more careful, never impossible
         caution_nbytes = max(int(_CAUTION_SHARE * limit_nbytes), self._error_nbytes)
         careful_nbytes = max(limit_nbytes - caution_nbytes, min(floor.nbytes, limit_nbytes))
-        plan = make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
-        plan = fetch_earlier(self.trace, plan, machine, fetch_ahead)
+        careful = leave_alone(self.trace, caution_nbytes - (limit_nbytes - careful_nbytes), careful_nbytes)
+        plan = make_plan(careful, careful_nbytes, machine, recompute=recompute)
+        plan = fetch_earlier(careful, plan, machine, fetch_ahead)
+        timeline = simulate(self.trace, plan, machine)
         self.wants_plan = False
         if self.plan is not None:
             current = simulate(self.trace, self.plan, machine)
-            cost, before = (plan.peak_nbytes, current.peak_nbytes) if self._urgent else (plan.step_seconds, current.step_seconds)
+            cost, before = ((t.peak_nbytes if self._urgent else t.step_seconds) for t in (timeline, current))
             if cost >= (1 - _WORTH_SHARE) * before:  # not worth a new function
                 self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
                 return
         self.num_plans += 1
-        timeline = simulate(self.trace, plan, machine)
         if self.plan is None or plan.decisions != self.plan.decisions:
             room_nbytes = find_room(make_tables(self.trace), timeline, careful_nbytes)
             self._rebuild(plan.decisions, max(self._min_nbytes, int(_GATED_SHARE * limit_nbytes)), room_nbytes)
@@ -256,6 +257,16 @@ class Course:
             share = max(0.0, end - diary.passed[g]) / total if total else 0.0
             seconds[g:following] = [share * s for s in seconds[g:following]]
         return seconds
+
+
+def leave_alone(trace: Trace, nbytes: int, limit_nbytes: int) -> Trace:
+    """The trace with every op asking for that much more, or for as much as leaves it possible within the limit."""
+    spare = (limit_nbytes - int(lowest) for lowest in make_tables(trace).lowest)
+    ops = (
+        replace(op, workspace_nbytes=op.workspace_nbytes + max(0, min(nbytes, left_nbytes)))
+        for op, left_nbytes in zip(trace.ops, spare, strict=True)
+    )
+    return replace(trace, ops=tuple(ops))
 
 
 def fetch_earlier(trace: Trace, plan: Plan, machine: Machine, num_ops: int) -> Plan:

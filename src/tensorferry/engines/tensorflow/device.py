@@ -181,7 +181,7 @@ class Device:
 
         `nbytes` are at most held at the same time. `at_once`: let none keep any, whether they fit or not.
         """
-        if self._limit_nbytes is None:
+        if self._limit_nbytes is None or not self._may_grow:
             return
         resident_nbytes = self.resident_nbytes()
         if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= self._worth_nbytes:
