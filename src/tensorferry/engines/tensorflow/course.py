@@ -88,7 +88,7 @@ class Course:
         # what was learnt of peaks may make a plan more careful, never impossible
         caution_nbytes = max(int(_CAUTION_SHARE * limit_nbytes), self._error_nbytes)
         careful_nbytes = max(limit_nbytes - caution_nbytes, min(floor.nbytes, limit_nbytes))
-        careful = leave_alone(self.trace, caution_nbytes - (limit_nbytes - careful_nbytes), careful_nbytes)
+        careful = with_caution(self.trace, caution_nbytes - (limit_nbytes - careful_nbytes), careful_nbytes)
         plan = make_plan(careful, careful_nbytes, machine, recompute=recompute)
         plan = fetch_earlier(careful, plan, machine, fetch_ahead)
         timeline = simulate(self.trace, plan, machine)
@@ -259,8 +259,8 @@ class Course:
         return seconds
 
 
-def leave_alone(trace: Trace, nbytes: int, limit_nbytes: int) -> Trace:
-    """The trace with every op asking for that much more, or for as much as leaves it possible within the limit."""
+def with_caution(trace: Trace, nbytes: int, limit_nbytes: int) -> Trace:
+    """The trace with every op asking for that much more, or for as much more as it can have within the limit."""
     spare = (limit_nbytes - int(lowest) for lowest in make_tables(trace).lowest)
     ops = (
         replace(op, workspace_nbytes=op.workspace_nbytes + max(0, min(nbytes, left_nbytes)))
