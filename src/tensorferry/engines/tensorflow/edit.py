@@ -4,14 +4,16 @@ TensorFlow has no way to remove an op from a graph. What a plan added stays ther
 is left out when a function is made of the graph.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
+from tensorflow.python.ops.script_ops import _py_funcs
 
 
 class Edit:
@@ -23,6 +25,7 @@ class Edit:
         self._added_from = len(graph.get_operations())
         self._inputs: list[tuple[Any, int, tf.Tensor]] = []
         self._controls: dict[Any, list[Any]] = {}
+        self._functions: list[Callable[..., Any]] = []  # that ops call: TensorFlow itself holds them weakly
 
     @contextmanager
     def adding(self, scope: str, after: Iterable[Any] = ()) -> Iterator[None]:
@@ -30,6 +33,24 @@ class Edit:
         # a scope that ends in a slash is absolute
         with self.graph.as_default(), tf.name_scope(f"{scope}/"), tf.control_dependencies(list(after)):
             yield
+
+    def call(
+        self, scope: str, function: Callable[..., Any], inputs: Sequence[tf.Tensor], after: Iterable[Any], device: str
+    ) -> Any:
+        """A new op that runs after these ops and calls a function, which gets the inputs as arrays and returns an int32.
+
+        It is what `tf.numpy_function` adds, in a fraction of the time: a plan has hundreds of them.
+        """
+        self._functions.append(function)
+        attributes = {
+            "token": AttrValue(s=_py_funcs.insert(function).encode()),
+            "Tin": _as_types(tensor.dtype for tensor in inputs),
+            "Tout": _as_types([tf.int32]),
+        }
+        op = self.graph._create_op_internal("PyFunc", list(inputs), [tf.int32], name=scope, attrs=attributes)
+        op._set_device(device)
+        op._add_control_inputs(list(dict.fromkeys(after)))
+        return op
 
     def wire(self, op: Any, index: int, tensor: tf.Tensor) -> None:
         """Let an op read another tensor."""
@@ -63,6 +84,10 @@ class Edit:
             return ConcreteFunction.from_func_graph(self.graph, function_type, {})
         finally:
             del self.graph.get_operations
+
+
+def _as_types(dtypes: Iterable[tf.DType]) -> AttrValue:
+    return AttrValue(list=AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes]))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ nothing else.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,8 +175,7 @@ class _Plan:
             leave = partial(self.crossings.leave_empty, s, state.variable)
             with self._adding("state", state.readers if state.is_updated else ()):
                 tensor = tf.raw_ops.ReadVariableOp(resource=state.handle, dtype=state.variable.dtype)
-        with self._adding("leave"):
-            return tf.numpy_function(leave, [tensor], tf.int32, stateful=True).op
+        return self._add_call("leave", leave, [tensor])
 
     def _give_back(self, s: int, after: list[Any]) -> Any:
         """Let a variable hold again what has arrived."""
@@ -189,16 +188,14 @@ class _Plan:
         return given
 
     def _add_room(self, i: int, after: list[Any]) -> Any:
-        with self._adding("room", after):
-            return tf.numpy_function(partial(self.crossings.clear_room, i), [], tf.int32, stateful=True).op
+        return self._add_call("room", partial(self.crossings.clear_room, i), after=after)
 
     def _add_fetches(self, storages: list[int], after: list[Any], leaving: dict[int, Any]) -> None:
         for s in sorted(storages, key=self.due.__getitem__):
             form = self.states[s].variable if s in self.states else self.recording.tensors[s]
             with self._adding("fetch", [*after, leaving[s]]):
                 empty = tf.raw_ops.Empty(shape=form.shape.as_list(), dtype=form.dtype, init=False)
-            with self._adding("fetch"):
-                self.fetches[s] = tf.numpy_function(partial(self.crossings.fetch, s), [empty], tf.int32, stateful=True).op
+            self.fetches[s] = self._add_call("fetch", partial(self.crossings.fetch, s), [empty])
             if s in self.states or self._is_elsewhere(s):
                 self.again[s] = empty
             else:
@@ -227,9 +224,13 @@ class _Plan:
         with self.edit.adding(f"{SCOPE}/{kind}", after), tf.device(_HOST):
             yield
 
+    def _add_call(
+        self, kind: str, function: Callable[..., Any], inputs: Sequence[tf.Tensor] = (), after: Iterable[Any] = ()
+    ) -> Any:
+        return self.edit.call(f"{SCOPE}/{kind}", function, inputs, after, _HOST)
+
     def _add_gate(self, i: int, after: list[Any]) -> Any:
-        with self._adding("gate", after):
-            return tf.numpy_function(partial(self.crossings.open_gate, i), [], tf.int32, stateful=True).op
+        return self._add_call("gate", partial(self.crossings.open_gate, i), after=after)
 
     def _add_replay(self, s: int, before: list[Any]) -> list[Any]:
         """Run the ops again that made storage `s`; the last of them is what has to end."""
