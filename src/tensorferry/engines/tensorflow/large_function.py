@@ -27,7 +27,7 @@ from tensorferry.plan import Action, Machine, find_floor
 from tensorferry.plan.floor import Floor, too_small
 from tensorferry.report import Counters, Report
 from tensorferry.tiers import free_memory_nbytes, open_tier, this_machine
-from tensorferry.trace import Trace
+from tensorferry.trace import Op, Trace
 from tensorferry.units import parse_bytes
 
 # the allocator hands out up to twice what was asked for, as its holes have it
@@ -35,6 +35,7 @@ _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 # where the allocator cannot grow, a hole that is too small is of no use
 _CAPPED_MARGIN = Margin(share=0.15, min_nbytes=16 * 2**20)
 _COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
+_COPYING_KERNEL = "Conv3DBackpropFilter"  # oneDNN was seen to copy its largest input, outside of the allocator
 _OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
 # of a cap on the process, for oneDNN: the largest op's scratch, and what its other kernels keep for every thread that made them
 _SCRATCH_FACTOR = 1.5
@@ -168,14 +169,14 @@ class LargeFunction:
             self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * course.scratch_nbytes) + _UNKNOWN_NBYTES)
         trace = course.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
-        if not course.recorded and _when_warm(floor.nbytes) > self._limit_nbytes:
+        if not course.recorded and self._warm_floor(trace).nbytes > self._limit_nbytes:
             # the last resort, as between steps all of it has to be back; later it would take one function more, and its memory
             course.recording = self._record(course.recording.layout.graph, with_state=True)
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)
             floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
             if course.plan is None:
-                raise self._too_small(trace, floor, is_cold=not course.recorded)
+                raise self._too_small(trace, floor if course.recorded else self._warm_floor(trace))
             course.wants_plan = False  # what was learnt since is no reason to end a training that runs
             return
         if trace.plain_peak_nbytes > self._limit_nbytes:
@@ -202,7 +203,7 @@ class LargeFunction:
             self.budget_nbytes - self._outside_nbytes - course.scratch_nbytes,
         )
         if floor.nbytes > self._limit_nbytes:  # under a cap the allocator may have got less than hoped for
-            raise self._too_small(trace, floor, is_cold=True)
+            raise self._too_small(trace, self._warm_floor(trace))
         course.prepare_record()
         course.wants_plan = False
 
@@ -220,13 +221,19 @@ class LargeFunction:
         timeline = course.timeline(diary, self._outside_nbytes, peak_nbytes)
         course.end_planned(diary, timeline, peak_nbytes - self._limit_nbytes)
 
-    def _too_small(self, trace: Trace, floor: Floor, *, is_cold: bool) -> BudgetTooSmall:
-        """`is_cold`: nothing of the trace has been measured. A step may turn out to need more, so more is asked for."""
-        needed_nbytes = _when_warm(floor.nbytes) if is_cold else floor.nbytes
+    def _warm_floor(self, trace: Trace) -> Floor:
+        """What the floor may turn out to be when a step has run, from a trace of which nothing has been measured."""
+        if self._device.has_statistics and self._device.room() is None:  # a cap leaves room for what oneDNN copies by itself
+            ops = (replace(op, workspace_nbytes=op.workspace_nbytes + _foresee_copy(trace, op)) for op in trace.ops)
+            trace = replace(trace, ops=tuple(ops))
+        floor = find_floor(trace)
+        return replace(floor, nbytes=floor.nbytes + int(_COLD_SHARE * floor.nbytes))
+
+    def _too_small(self, trace: Trace, floor: Floor) -> BudgetTooSmall:
         room = self._device.room()
         if room is None or room.nbytes + self._outside_nbytes >= self.budget_nbytes:
-            return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(needed_nbytes)))
-        smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(needed_nbytes - self._outside_nbytes) + self._outside_nbytes)
+            return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
+        smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(floor.nbytes - self._outside_nbytes) + self._outside_nbytes)
         error = too_small(trace, room.nbytes + self._outside_nbytes, smallest)
         return BudgetTooSmall(f"{error} {room.note}", error.smallest_nbytes)
 
@@ -264,9 +271,10 @@ class LargeFunction:
             self._notes.append(text)
 
 
-def _when_warm(floor_nbytes: int) -> int:
-    """What the floor of a step may turn out to be, of which only the graph is known."""
-    return floor_nbytes + int(_COLD_SHARE * floor_nbytes)
+def _foresee_copy(trace: Trace, op: Op) -> int:
+    if not op.kernel.startswith(_COPYING_KERNEL):
+        return 0
+    return max((trace.storages[s].nbytes for s in op.inputs), default=0)
 
 
 def _as_tf_function(function: Callable[..., Any]) -> Any:
