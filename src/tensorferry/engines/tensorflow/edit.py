@@ -75,6 +75,7 @@ class Edit:
         self._added_from = len(operations)
         self._inputs.clear()
         self._controls.clear()
+        self._functions.clear()
 
     def make_function(self, function_type: Any) -> Any:
         """A callable of the graph as it is now."""
