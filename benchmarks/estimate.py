@@ -30,7 +30,7 @@ from rich.table import Table
 from measure import Measurement, combine, measure
 from tensorferry.estimates import Outlook, estimate
 from tensorferry.estimates.places import find_place
-from tensorferry.plan import Machine
+from tensorferry.machine import Machine
 from tensorferry.tiers import this_machine
 from tensorferry.units import format_bytes, format_seconds
 from trainings import Case, Request, parse_model

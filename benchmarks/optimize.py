@@ -25,10 +25,11 @@ from rich.table import Table
 
 import tensorferry as ferry
 from optimize_subjects import SUBJECTS, Samples, Subject
-from tensorferry.inference.candidates import count_cores, has_bf16, thread_counts
+from tensorferry.inference.candidates import has_bf16, thread_counts
 from tensorferry.inference.engine import Engine
 from tensorferry.inference.measure import take_rows, time_batch, time_in_turns
 from tensorferry.inference.outcome import Finding
+from tensorferry.machine import count_cores
 from tensorferry.serve.runtimes.runtime import Runner
 
 DEFAULT_SPEEDUP, INT8_SPEEDUP, MAX_DIFFERENCE, MAX_REGRET = 1.8, 3.0, 1e-4, 1.05

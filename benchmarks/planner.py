@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tensorferry.plan import Machine, Plan, TierSpeed, find_floor, make_plan, simulate
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Plan, find_floor, make_plan, simulate
 from tensorferry.trace import Trace, make_chain_trace
 from tensorferry.trace.synthetic import OPS_PER_LAYER
 

@@ -24,7 +24,7 @@ from rich.table import Table
 from tensorferry.estimates.estimate import Row, Study
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import find_subject
-from tensorferry.plan import find_machine, time_trace
+from tensorferry.machine import find_machine, time_trace
 from tensorferry.trace import Phase
 
 RESNET_SOURCE = "NVIDIA DeepLearningExamples, ResNet50 v1.5 for PyTorch, container 21.03, one GPU"

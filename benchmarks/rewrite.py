@@ -34,7 +34,8 @@ from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import record
 from tensorferry.engines.tensorflow.swap import Crossings
-from tensorferry.plan import Action, Machine, TierSpeed, find_floor, make_plan
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Action, find_floor, make_plan
 from tensorferry.recipes.keras.compiled import compile_model
 from tensorferry.recipes.keras.resnet import resnet
 from tensorferry.tiers import open_tier

@@ -17,7 +17,7 @@ from pathlib import Path
 from tensorferry.estimates.estimate import Study
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import find_subject
-from tensorferry.plan import Machine, find_machine, time_trace
+from tensorferry.machine import Machine, find_machine, time_trace
 from tensorferry.trace import Op
 
 MODEL, BATCH, MACHINE = "resnet50", 128, "v100-16gb-nvlink2"

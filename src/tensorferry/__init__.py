@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.estimates import Estimate, estimate
     from tensorferry.inference import Engine, optimize
-    from tensorferry.plan import Machine, Plan, Timeline, find_machine, list_machines, make_plan, simulate
+    from tensorferry.machine import Machine, find_machine, list_machines
+    from tensorferry.plan import Plan, Timeline, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
     from tensorferry.trace import Trace
@@ -92,16 +93,16 @@ _HOMES = {
     "Engine": "tensorferry.inference",
     "Estimate": "tensorferry.estimates",
     "LargeModel": "tensorferry.engines.keras",
-    "Machine": "tensorferry.plan",
+    "Machine": "tensorferry.machine",
     "Plan": "tensorferry.plan",
     "Report": "tensorferry.report",
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.capture",
     "estimate": "tensorferry.estimates",
-    "find_machine": "tensorferry.plan",
+    "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
-    "list_machines": "tensorferry.plan",
+    "list_machines": "tensorferry.machine",
     "make_plan": "tensorferry.plan",
     "optimize": "tensorferry.inference",
     "precision": "tensorferry.engines.precision",

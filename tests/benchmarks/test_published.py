@@ -10,7 +10,7 @@ import published
 from tensorferry.estimates.estimate import Study
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import find_subject
-from tensorferry.plan import find_machine
+from tensorferry.machine import find_machine
 
 
 def test_the_throughput_of_resnet_is_within_a_tenth_of_every_published_one() -> None:

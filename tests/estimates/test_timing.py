@@ -13,8 +13,8 @@ from tensorferry.engines.torch.dry import DryModel, DryStep
 from tensorferry.estimates import Estimate
 from tensorferry.estimates.subjects import find_subject
 from tensorferry.estimates.timing import time_step
-from tensorferry.plan import Machine, time_trace
-from tensorferry.plan.roofline import kind_of
+from tensorferry.machine import Machine, time_trace
+from tensorferry.machine.roofline import kind_of
 
 NETS = f"{Path(__file__).with_name('nets.py')}:build"
 INPUT = "16x3x64x64"

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.source import first_line
+from tensorferry.inference.source import root_cause
 
 OPENVINO = """Check 'false' failed at src/frontends/report.cpp:151:
 FrontEnd API failed with OpConversionFailure:
@@ -30,4 +30,4 @@ STATE = """Error(s) in loading state_dict for Net:
     ],
 )
 def test_the_line_that_names_the_op_or_the_weight_is_the_one_told(error: Exception, line: str) -> None:
-    assert first_line(error) == line
+    assert root_cause(error) == line

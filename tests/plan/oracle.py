@@ -14,27 +14,26 @@ from itertools import accumulate, product
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from tensorferry.plan import Action, Machine
-from tensorferry.plan.draft import Desk
-from tensorferry.plan.link import link_to
-from tensorferry.plan.options import Options
-from tensorferry.plan.replay import find_replays
-from tensorferry.plan.tables import Gap, make_tables
+from tensorferry.machine import Machine, link_to
+from tensorferry.plan import Action
+from tensorferry.plan.options import Options, find_recomputations
+from tensorferry.plan.schedule import Gap, make_tables
+from tensorferry.plan.search import try_actions
 from tensorferry.trace import Trace
 
 
 def make_options(trace: Trace, machine: Machine) -> Options:
     tables = make_tables(trace)
-    return Options(tables, find_replays(tables), link_to(machine, machine.tiers[0].name))
+    return Options(tables, find_recomputations(tables), link_to(machine, machine.tiers[0].name))
 
 
 def fastest_choice(options: Options, budget_nbytes: int) -> float:
     """The seconds of the fastest of all combinations of actions that fit."""
-    desk = Desk(options, budget_nbytes)
     ways = ((Action.KEEP, *ways) for ways in options.ways_out.values())
     choices = (dict(zip(options.ways_out, actions, strict=True)) for actions in product(*ways))
-    drafts = (desk.draft({s: action for s, action in choice.items() if action is not Action.KEEP}) for choice in choices)
-    return min(draft.outcome.seconds for draft in drafts if draft is not None)
+    moved = ({s: action for s, action in choice.items() if action is not Action.KEEP} for choice in choices)
+    candidates = (try_actions(options, budget_nbytes, actions) for actions in moved)
+    return min(candidate.cost.seconds for candidate in candidates if candidate is not None)
 
 
 def lower_bound_seconds(options: Options, budget_nbytes: int) -> float:
@@ -68,7 +67,7 @@ class _Program:
         self._wait_forward()
         cost, upper = np.zeros(self.num_variables), np.ones(self.num_variables)
         for (k, _), variable in self.redone.items():
-            cost[variable] = self.options.replays[self.gaps[k].storage].seconds
+            cost[variable] = self.options.recomputations[self.gaps[k].storage].seconds
         cost[-1] = 1.0
         upper[self.waited :] = np.inf
         whole = np.arange(self.num_variables) < self.waited
@@ -81,7 +80,7 @@ class _Program:
 
     def _replay_fits(self, gap: Gap, op: int) -> bool:
         """Whether recomputing before `op` fits beside what is never away then and the replay's own sources."""
-        replay = self.options.replays.get(gap.storage)
+        replay = self.options.recomputations.get(gap.storage)
         if replay is None:
             return False
         tables = self.options.tables
@@ -128,7 +127,7 @@ class _Program:
             row[self.waited + waited_before] += 1
         for (k, i), variable in self.redone.items():
             if first <= i <= last:
-                row[variable] -= self.options.replays[self.gaps[k].storage].seconds
+                row[variable] -= self.options.recomputations[self.gaps[k].storage].seconds
         return sum(self.options.tables.seconds[first:last])
 
     def _copy_out_in_time(self) -> None:

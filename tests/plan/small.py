@@ -5,7 +5,8 @@
 Each op takes a second. A has 100 bytes and waits from the end of op 1 until op 4; the others have 10.
 """
 
-from tensorferry.plan import Action, Decision, Machine, Plan, TierSpeed
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Action, Decision, Plan
 from tensorferry.trace import Kind, Phase, Trace
 from tensorferry.trace.synthetic import TraceBuilder
 
@@ -47,6 +48,6 @@ def plan_of(trace: Trace, *moved: Decision, budget: int = 10**6) -> Plan:
     return Plan(decisions, budget, 0, 0, 0, 0.0, 0.0, trace.plain_peak_nbytes, trace.seconds, "small", "tier")
 
 
-def swap(s: int, fetch_at: int | None = None, nbytes: int = 100) -> Decision:
+def swap(s: int, swap_in_at: int | None = None, nbytes: int = 100) -> Decision:
     """The decision to swap storage `s`."""
-    return Decision(s, Action.SWAP, nbytes, fetch_at)
+    return Decision(s, Action.SWAP, nbytes, swap_in_at)

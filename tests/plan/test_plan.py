@@ -14,7 +14,7 @@ from tensorferry.plan import Action, Decision, Plan
 @pytest.fixture
 def plan() -> Plan:
     redo = Decision(7, Action.RECOMPUTE, 3 * 2**20, replay=(4, 5), sources=(2,))
-    plan = plan_of(small_trace(), swap(1, fetch_at=3, nbytes=2**20), redo, Decision(9, Action.KEEP, 2**21))
+    plan = plan_of(small_trace(), swap(1, swap_in_at=3, nbytes=2**20), redo, Decision(9, Action.KEEP, 2**21))
     return replace(
         plan, budget_nbytes=2**30, peak_nbytes=2**29, step_seconds=7.5, stall_seconds=0.5, floor_nbytes=2**28, floor_op=4
     )

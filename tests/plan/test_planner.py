@@ -14,9 +14,10 @@ from small import machine, plan_of, small_trace
 from traces import random_machine, random_trace
 
 from tensorferry.errors import BadBudget, BadTier, BudgetTooSmall, TierFull
-from tensorferry.plan import Action, Decision, Machine, Plan, TierSpeed, find_floor, make_plan, simulate
-from tensorferry.plan.choose import Aim, choose_actions
-from tensorferry.plan.draft import Desk
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Action, Decision, Plan, find_floor, make_plan, simulate
+from tensorferry.plan.greedy import SweepSettings, choose_actions
+from tensorferry.plan.search import try_actions
 from tensorferry.trace import Trace, make_chain_trace
 
 SEEDS = st.integers(0, 10**6)
@@ -64,7 +65,7 @@ def test_a_plan_decides_about_every_movable_storage_in_order(seed: int, machine_
     assert tuple(decision.storage for decision in plan.decisions) == trace.movable
     for decision in plan.decisions:
         assert decision.nbytes == trace.storages[decision.storage].nbytes
-        assert (decision.fetch_at is not None) == (decision.action is Action.SWAP)
+        assert (decision.swap_in_at is not None) == (decision.action is Action.SWAP)
         assert bool(decision.replay) == (decision.action is Action.RECOMPUTE)
     assert (plan.plain_seconds, plan.plain_peak_nbytes) == (trace.seconds, trace.plain_peak_nbytes)
 
@@ -84,7 +85,9 @@ def test_the_same_input_gives_the_same_plan_and_json_gives_it_back(seed: int, sh
 def test_no_plan_is_slower_than_swapping_everything(seed: int, machine_seed: int, share: float) -> None:
     trace, place = random_trace(seed), random_machine(machine_seed)
     budget = budget_between(trace, share)
-    everything = [Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable]
+    everything = [
+        Decision(s, Action.SWAP, trace.storages[s].nbytes, swap_in_at=trace.storages[s].wanted_at) for s in trace.movable
+    ]
     swapped = simulate(trace, replace(plan_of(trace, *everything), budget_nbytes=budget), place)
     assert swapped.peak_nbytes <= budget
     assert make_plan(trace, budget, place).step_seconds <= swapped.step_seconds * 1.001
@@ -116,9 +119,8 @@ def test_small_plans_are_as_fast_as_the_best_of_all_choices(seed: int) -> None:
 def test_the_local_search_finds_what_sweeps_miss(seed: int) -> None:
     trace, place = random_trace(seed, max_layers=8), random_machine(seed + 1)
     options, budget = make_options(trace, place), budget_between(trace, 0.25)
-    desk = Desk(options, budget)
-    sweeps = (choose_actions(options, Aim(budget, lane_share)).actions for lane_share in (inf, 1.0, 0.0))
-    swept = [draft.outcome.seconds for actions in sweeps if (draft := desk.draft(actions)) is not None]
+    sweeps = (choose_actions(options, SweepSettings(budget, lane_share)).actions for lane_share in (inf, 1.0, 0.0))
+    swept = [found.cost.seconds for actions in sweeps if (found := try_actions(options, budget, actions)) is not None]
     plan = make_plan(trace, budget, place)
     assert plan.step_seconds < min(swept) * 0.95
     assert plan.step_seconds <= fastest_choice(options, budget) * 1.001
@@ -191,7 +193,7 @@ def test_copies_in_start_early_enough_to_hide_when_there_is_memory() -> None:
     plan = make_plan(trace, budget_between(trace, 0.5), card(20))
     swapped = [decision for decision in plan.decisions if decision.action is Action.SWAP]
     assert plan.stall_seconds == 0
-    assert all(d.fetch_at is not None and d.fetch_at < (trace.storages[d.storage].wanted_at or 0) for d in swapped)
+    assert all(d.swap_in_at is not None and d.swap_in_at < (trace.storages[d.storage].wanted_at or 0) for d in swapped)
 
 
 def test_a_link_shared_by_two_hides_less() -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tensorferry.plan.link import Link
-from tensorferry.plan.prefetch import place_fetches
-from tensorferry.plan.tables import Gap
+from tensorferry.machine import Link
+from tensorferry.plan.prefetch import place_swap_ins
+from tensorferry.plan.schedule import Gap
 
 STARTS = [float(i) for i in range(21)]  # twenty ops of a second
 LINK = Link(10.0, 10.0)
@@ -16,7 +16,7 @@ def gap(s: int, nbytes: int, leaves_at: int = 1) -> Gap:
 
 def place(gaps: list[Gap], due: dict[int, int], used: np.ndarray | None = None, ahead: float = 0.0) -> dict[int, int]:
     used = np.zeros(20, dtype=np.int64) if used is None else used
-    return place_fetches(gaps, due, STARTS, used, 100, LINK, ahead)
+    return place_swap_ins(gaps, due, STARTS, used, 100, LINK, ahead)
 
 
 def test_a_copy_ends_just_before_it_is_due() -> None:

@@ -4,7 +4,8 @@ import pytest
 from small import machine, plan_of, small_trace, swap
 
 from tensorferry.errors import BadPlan, BadTier
-from tensorferry.plan import Action, Decision, Lane, Machine, Span, Timeline, Work, simulate
+from tensorferry.machine import Machine
+from tensorferry.plan import Action, Decision, Lane, Span, Timeline, Work, simulate
 from tensorferry.trace import Kind, Phase, Trace
 from tensorferry.trace.synthetic import TraceBuilder
 
@@ -31,7 +32,7 @@ def test_a_plan_that_keeps_everything_takes_the_plain_time_and_memory() -> None:
 
 def test_a_swap_with_time_enough_is_hidden_and_frees_its_bytes() -> None:
     trace = small_trace()
-    timeline = simulate(trace, plan_of(trace, swap(A, fetch_at=3)), machine(out=100))
+    timeline = simulate(trace, plan_of(trace, swap(A, swap_in_at=3)), machine(out=100))
     assert timeline.stall_seconds == 0
     assert spans(timeline, Work.COPY, Lane.OUT) == [("A", 1, 2)]
     assert spans(timeline, Work.COPY, Lane.IN) == [("A", 3, 4)]
@@ -42,7 +43,7 @@ def test_a_swap_with_time_enough_is_hidden_and_frees_its_bytes() -> None:
 
 def test_a_copy_in_that_starts_too_late_stalls_the_op_that_wants_it() -> None:
     trace = small_trace()
-    timeline = simulate(trace, plan_of(trace, swap(A, fetch_at=4)), machine(out=100, back=50))
+    timeline = simulate(trace, plan_of(trace, swap(A, swap_in_at=4)), machine(out=100, back=50))
     assert spans(timeline, Work.STALL) == [("wait for A", 4, 6)]
     assert timeline.stall_seconds == 2
     assert timeline.step_seconds == 8
@@ -56,7 +57,7 @@ def test_what_was_never_fetched_is_fetched_when_wanted() -> None:
 
 def test_what_is_wanted_before_it_left_simply_stays() -> None:
     trace = small_trace()
-    timeline = simulate(trace, plan_of(trace, swap(A, fetch_at=3)), machine(out=10))
+    timeline = simulate(trace, plan_of(trace, swap(A, swap_in_at=3)), machine(out=10))
     assert spans(timeline, Work.COPY, Lane.OUT) == [("A", 1, 11)]
     assert spans(timeline, Work.COPY, Lane.IN) == []
     assert timeline.step_seconds == 6
@@ -65,7 +66,7 @@ def test_what_is_wanted_before_it_left_simply_stays() -> None:
 
 def test_an_op_waits_for_the_room_that_a_copy_out_makes() -> None:
     trace = small_trace(workspace_nbytes=50)
-    timeline = simulate(trace, plan_of(trace, swap(A, fetch_at=3), budget=150), machine(out=40, back=100))
+    timeline = simulate(trace, plan_of(trace, swap(A, swap_in_at=3), budget=150), machine(out=40, back=100))
     assert spans(timeline, Work.COPY, Lane.OUT) == [("A", 1, 3.5)]
     assert spans(timeline, Work.STALL) == [("wait for room", 2, 3.5)]
     assert timeline.peak_nbytes <= 150
@@ -73,11 +74,11 @@ def test_an_op_waits_for_the_room_that_a_copy_out_makes() -> None:
 
 def test_a_copy_in_waits_until_it_fits() -> None:
     trace = small_trace()
-    tight = plan_of(trace, swap(A, fetch_at=2), budget=5 + 10 + 100)
+    tight = plan_of(trace, swap(A, swap_in_at=2), budget=5 + 10 + 100)
     timeline = simulate(trace, tight, machine(out=100, back=1000))
     # beside op 2 there is no room for A, nor beside op 3; when op 4 wants it nothing is left that could make room
     assert spans(timeline, Work.COPY, Lane.IN) == [("A", 4, 4.1)]
-    roomy = simulate(trace, plan_of(trace, swap(A, fetch_at=2), budget=5 + 20 + 100), machine(out=100, back=1000))
+    roomy = simulate(trace, plan_of(trace, swap(A, swap_in_at=2), budget=5 + 20 + 100), machine(out=100, back=1000))
     assert spans(roomy, Work.COPY, Lane.IN) == [("A", 2, 2.1)]
 
 
@@ -90,7 +91,7 @@ def test_a_plan_that_cannot_fit_runs_over_its_budget_instead_of_for_ever() -> No
 
 def test_a_shared_link_and_latency_make_copies_longer() -> None:
     trace = small_trace()
-    plan = plan_of(trace, swap(A, fetch_at=3))
+    plan = plan_of(trace, swap(A, swap_in_at=3))
     assert spans(simulate(trace, plan, machine(out=200, link_shared_by=2)), Work.COPY, Lane.OUT) == [("A", 1, 2)]
     assert spans(simulate(trace, plan, machine(out=200, latency_seconds=0.25)), Work.COPY, Lane.OUT) == [("A", 1, 1.75)]
 
@@ -175,7 +176,7 @@ def test_an_empty_step_takes_no_time() -> None:
     [
         (Decision(A, Action.SWAP, 99, 3), "1 storages, the trace has 1 movable ones, and they differ first at storage 1 of 99"),
         (Decision(2, Action.SWAP, 10, 3), "2 storages, the trace has 1 movable"),
-        (swap(A, fetch_at=17), "fetched at op 17, the trace has 6"),
+        (swap(A, swap_in_at=17), "swapped in at op 17, the trace has 6"),
         (Decision(A, Action.RECOMPUTE, 100, replay=(1,), sources=(0,)), "do not make it"),
         (Decision(A, Action.RECOMPUTE, 100), "do not make it"),
         (Decision(A, Action.RECOMPUTE, 100, replay=(0, 44)), "do not make it"),

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from tensorferry.plan import Machine, TierSpeed
+from tensorferry.machine import Machine, TierSpeed
 from tensorferry.trace import Kind, Phase, Storage, Trace
 from tensorferry.trace.synthetic import TraceBuilder
 

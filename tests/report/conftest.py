@@ -74,7 +74,7 @@ def make_plan(trace: Trace, budget_nbytes: int) -> Plan:
         if storage.nbytes < 2 * MIB or ".norm." in storage.label:
             decisions.append(Decision(s, Action.KEEP, storage.nbytes))
         elif ".conv." in storage.label:
-            decisions.append(Decision(s, Action.SWAP, storage.nbytes, fetch_at=storage.wanted_at - 2))
+            decisions.append(Decision(s, Action.SWAP, storage.nbytes, swap_in_at=storage.wanted_at - 2))
         else:
             decisions.append(Decision(s, Action.RECOMPUTE, storage.nbytes, replay=storage.writers, sources=(s - 1,)))
     return Plan(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tensorferry.plan import Machine, TierSpeed, make_plan, simulate
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import make_plan, simulate
 from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes

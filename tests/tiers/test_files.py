@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorferry.errors import TierFull, TierLost
-from tensorferry.plan.machine import TierSpeed
-from tensorferry.tiers.block import address_of
+from tensorferry.machine import TierSpeed
 from tensorferry.tiers.files import FileTier
-from tensorferry.tiers.folder import file_system
+from tensorferry.tiers.memory import address_of
+from tensorferry.tiers.scratch_file import file_system
 from tensorferry.tiers.space import size_class
 
 MIB = 2**20

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from tensorferry.errors import BadTier
-from tensorferry.plan.machine import Machine, TierSpeed
+from tensorferry.machine import Machine, TierSpeed, memory_nbytes
+from tensorferry.machine.cache import FORMAT
 from tensorferry.tiers import measure_machine, this_machine
-from tensorferry.tiers.folder import best_folder
-from tensorferry.tiers.memory import memory_nbytes
-from tensorferry.tiers.remember import FORMAT
+from tensorferry.tiers.scratch_file import best_folder
 
 WRONG = Machine("remembered", 1, (TierSpeed("disk", 123.0, 456.0, 0.0, 1),), {"fp32": 789.0}, memory_nbytes_per_second=5.0)
 

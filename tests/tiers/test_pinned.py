@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tensorferry.errors import TierFull, TierLost
-from tensorferry.plan.machine import TierSpeed
+from tensorferry.machine import TierSpeed
 from tensorferry.tiers.pinned import PinnedSlot, PinnedTier
 
 KNOWN = TierSpeed("pinned", 10e9, 12e9, latency_seconds=1e-5)

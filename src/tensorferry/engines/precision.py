@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, overload
 
 from tensorferry.errors import BadOption
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 
 if TYPE_CHECKING:
     from tensorferry.engines.policy import KerasPrecision
@@ -60,13 +60,13 @@ def precision(name: str = "auto", framework: str = "torch") -> "TorchPrecision |
         from tensorferry.engines.policy import make_policy
 
         return make_policy(name)
-    raise BadOption(f"no framework {framework!r}{nearest(framework, FRAMEWORKS)}; there are {' and '.join(FRAMEWORKS)}")
+    raise BadOption(f"no framework {framework!r}{did_you_mean(framework, FRAMEWORKS)}; there are {' and '.join(FRAMEWORKS)}")
 
 
 def check_name(name: str) -> None:
     """Raise `BadOption` unless that is a precision."""
     if name not in PRECISIONS:
-        raise BadOption(f"no precision {name!r}{nearest(name, PRECISIONS)}; there are {', '.join(PRECISIONS)}")
+        raise BadOption(f"no precision {name!r}{did_you_mean(name, PRECISIONS)}; there are {', '.join(PRECISIONS)}")
 
 
 def choose(asked: str, measure_flops: Callable[[str], float], *, on_cpu: bool) -> Choice:

@@ -19,10 +19,10 @@ from tensorferry.estimates.limits import Ladder
 from tensorferry.estimates.places import find_place
 from tensorferry.estimates.subjects import Inputs, Subject, find_subject
 from tensorferry.estimates.timing import Timing, time_step
-from tensorferry.plan import Machine, Plan, Timeline, find_floor, make_plan, simulate, time_trace
-from tensorferry.plan.baseline import make_swap_all_plan
-from tensorferry.plan.machines import nearest
-from tensorferry.plan.roofline import rate_of
+from tensorferry.machine import Machine, time_trace
+from tensorferry.machine.roofline import rate_of
+from tensorferry.messages import did_you_mean
+from tensorferry.plan import Plan, Timeline, find_floor, make_plan, make_swap_all_plan, simulate
 from tensorferry.plan.timeline import Lane
 from tensorferry.trace import Trace
 from tensorferry.trace.scaling import pin_small
@@ -317,5 +317,5 @@ def _choose_inputs(subject: Subject, texts: list[str], batch: int | None) -> Inp
 
 def _choose(what: str, value: str, known: Sequence[str]) -> str:
     if value not in known:
-        raise BadModel(f"unknown {what} {value!r}{nearest(value, known)}; choose from {', '.join(known)}")
+        raise BadModel(f"unknown {what} {value!r}{did_you_mean(value, known)}; choose from {', '.join(known)}")
     return value

@@ -7,8 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tensorferry.plan import Machine
-from tensorferry.plan.machines import PRECISIONS
+from tensorferry.machine import Machine
+from tensorferry.machine.table import PRECISIONS
 from tensorferry.units import format_bytes
 
 NUM_COLUMNS = 160

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from tensorferry.errors import BadModel
 from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts, timing_text
 from tensorferry.files import write_whole
-from tensorferry.plan import Machine, Plan, simulate
+from tensorferry.machine import Machine
+from tensorferry.plan import Plan, simulate
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.report import Report
 from tensorferry.report.page import Head, make_page, make_section

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tensorferry.errors import BadMachine
-from tensorferry.plan import Machine
-from tensorferry.plan.machines import PROCESS_NBYTES, find_entry, load_entry, make_machine
+from tensorferry.machine import Machine
+from tensorferry.machine.table import PROCESS_NBYTES, find_entry, load_entry, make_machine
 from tensorferry.tiers import this_machine
 
 THIS = "this"

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorferry.errors import BadModel, MissingExtra
 from tensorferry.estimates.inputs import Input
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 from tensorferry.recipes.references import load_reference
 
 Inputs = tuple[Input, ...]
@@ -113,7 +113,7 @@ def find_subject(model: "str | Callable[[], Any]") -> Subject:
     builtin = _BUILTINS.get(model)
     if builtin is None:
         raise BadModel(
-            f"unknown model {model!r}{nearest(model, _BUILTINS)}; known are {', '.join(_BUILTINS)}, "
+            f"unknown model {model!r}{did_you_mean(model, _BUILTINS)}; known are {', '.join(_BUILTINS)}, "
             "and package.module:function or file.py:function of your own"
         )
 

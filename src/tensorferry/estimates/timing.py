@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.plan import Machine, time_trace
-from tensorferry.plan.roofline import kind_of, op_seconds
-from tensorferry.plan.timed import Sample, find_corrections
-from tensorferry.tiers import free_memory_nbytes
+from tensorferry.machine import Machine, free_memory_nbytes, time_trace
+from tensorferry.machine.roofline import kind_of, op_seconds
+from tensorferry.machine.timed_ops import Sample, find_corrections
 from tensorferry.trace import Trace
 
 _FREE_SHARE = 0.5  # of the free memory that one call may take; the rest is for the process and for others

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensorferry.errors import MissingExtra
-from tensorferry.inference.candidates import Candidate, count_cores, has_bf16, make_candidate
+from tensorferry.inference.candidates import Candidate, has_bf16, make_candidate
 from tensorferry.inference.exam import Exam, Match, examine
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.outcome import Finding
 from tensorferry.inference.quantise import list_quantisers
-from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
+from tensorferry.inference.source import Arrays, Route, Source, quiet_exporters, root_cause
+from tensorferry.machine import count_cores
 
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 NOT_BUILT = "not built: the time was up"
@@ -78,7 +79,7 @@ def _build_int8(
         except MissingExtra as error:
             lost.append(Finding(title, "int8", quantiser.title, str(error)))
         except Exception as error:  # whatever a quantiser raises at a graph that it does not know
-            lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {first_line(error)}"))
+            lost.append(Finding(title, "int8", quantiser.title, f"cannot be quantised: {root_cause(error)}"))
         else:
             built = Built(plain.backend, "int8", path, quantiser.title, plain.match, quantiser.variant)
             yield from _admit(built, exam, wishes, lost)
@@ -100,7 +101,7 @@ def _build_plain(
                 path = route.write(target)
         except Exception as error:  # whatever an exporter raises at a model that it does not know
             hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
-            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {first_line(error)}{hint}"))
+            lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {root_cause(error)}{hint}"))
             continue
         admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))
         if admitted:
@@ -124,7 +125,7 @@ def judge_candidate(candidate: Candidate, exam: Exam, min_agreement: float) -> t
     try:
         runtime = candidate.load(exam.signature)
     except Exception as error:  # a file that was written without an error may still be no model
-        return None, f"cannot be loaded: {first_line(error)}"
+        return None, f"cannot be loaded: {root_cause(error)}"
     runner = runtime.new_runner()
     try:
         match = examine(exam, runner)

@@ -1,11 +1,11 @@
 """What could serve: a file in a runtime, at a precision, with so many threads; all of it can be said in a configuration."""
 
 import functools
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tensorferry.machine import count_cores
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
@@ -90,11 +90,6 @@ def thread_counts(num_cores: int) -> list[int]:
     [8, 4, 1]
     """
     return list(dict.fromkeys((num_cores, max(1, num_cores // 2), 1)))
-
-
-def count_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 @functools.cache

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.files import list_checksums
-from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.outcome import Outcome
 from tensorferry.inference.source import Source
+from tensorferry.machine import count_cores, find_processor
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
-from tensorferry.train.config import find_processor, find_versions
+from tensorferry.train.config import find_versions
 
 _NAME = "card.json"
 _TOOLS = (

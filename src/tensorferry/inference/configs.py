@@ -7,7 +7,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.candidates import Candidate, count_cores
+from tensorferry.inference.candidates import Candidate
+from tensorferry.machine import count_cores
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.serve.spec import datatype_number
 

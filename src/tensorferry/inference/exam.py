@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorferry.errors import BadModel, BadOption
-from tensorferry.inference.source import Arrays, first_line
-from tensorferry.plan.machines import nearest
+from tensorferry.inference.source import Arrays, root_cause
+from tensorferry.messages import did_you_mean
 from tensorferry.serve.runtimes.runtime import Runner, Signature
 from tensorferry.serve.tensors import Array
 
@@ -64,7 +64,7 @@ def set_exam(original: Runner, signature: Signature, samples: Arrays, judge: str
     When the clock is at `deadline` the original has been asked enough, if there are a few samples to judge by.
     """
     if judge not in JUDGES:
-        raise BadOption(f"unknown judge {judge!r}{nearest(judge, JUDGES)}; choose from {', '.join(JUDGES)}")
+        raise BadOption(f"unknown judge {judge!r}{did_you_mean(judge, JUDGES)}; choose from {', '.join(JUDGES)}")
     batch = signature.inputs[0].shape[0] if signature.inputs[0].shape else -1
     step = MAX_BATCH if batch == -1 else batch
     num_rows = _num_rows(samples)
@@ -95,7 +95,7 @@ def examine(exam: Exam, runner: Runner) -> Match:
             answers = tuple(runner.run(question.inputs, names))
         except Exception as error:  # a kernel that is missing or fails, in any runtime's own words
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in question.inputs.items())
-            return Match(0.0, np.inf, f"cannot run {shapes}: {first_line(error)}")
+            return Match(0.0, np.inf, f"cannot run {shapes}: {root_cause(error)}")
         for name, expected, answer in zip(names, question.answers, answers, strict=True):
             fault = _find_fault(name, expected, answer)
             if fault:

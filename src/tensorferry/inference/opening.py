@@ -7,10 +7,10 @@ from typing import Any
 
 from tensorferry.errors import BadModel, BadOption, MissingExtra
 from tensorferry.files import list_checksums
-from tensorferry.inference.candidates import count_cores
 from tensorferry.inference.samples import invent_samples, name_samples, read_samples
 from tensorferry.inference.source import Arrays, Source
 from tensorferry.inference.sources.function import build_model
+from tensorferry.machine import count_cores
 
 _KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
 _INVENTED = "answers were compared on random inputs, which say little about real ones; give real ones with --samples"

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.inference.source import Arrays
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.serve.tensors import DTYPES, Array
 
@@ -43,7 +43,7 @@ def name_samples(example: Any, signature: Signature) -> Arrays:
     if isinstance(example, Mapping):
         unknown = [name for name in example if name not in known]
         if unknown:
-            raise BadModel(f"the model has no input {unknown[0]!r}{nearest(unknown[0], known)}; it takes {', '.join(known)}")
+            raise BadModel(f"the model has no input {unknown[0]!r}{did_you_mean(unknown[0], known)}; it takes {', '.join(known)}")
         by_name = dict(example)
     else:
         arrays = example if isinstance(example, tuple | list) else (example,)

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from tensorferry.errors import BadModel
 from tensorferry.inference.building import NOT_BUILT, Built, Tell, Wishes, build_all, judge_candidate
-from tensorferry.inference.candidates import Candidate, count_cores, list_variants, make_candidate, thread_counts
+from tensorferry.inference.candidates import Candidate, list_variants, make_candidate, thread_counts
 from tensorferry.inference.exam import Exam, Match
 from tensorferry.inference.folder import Folder
 from tensorferry.inference.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.inference.outcome import Finding, Outcome
-from tensorferry.inference.source import Source, first_line, quiet_exporters
+from tensorferry.inference.source import Source, quiet_exporters, root_cause
+from tensorferry.machine import count_cores
 from tensorferry.serve.runtimes.runtime import Runner
 
 # candidates within this of the best are timed again, in turns: where others use the cores, a first look is off by as much
@@ -102,7 +103,7 @@ def _measure_all(built: list[Built], exam: Exam, lost: list[Finding], tell: Tell
         try:
             speed = _look_at(candidate, exam, deadline)
         except Exception as error:  # it passed with other settings; with these it may not even load
-            lost.append(replace(finding, verdict=f"cannot be run: {first_line(error)}", candidate=None))
+            lost.append(replace(finding, verdict=f"cannot be run: {root_cause(error)}", candidate=None))
             continue
         is_any_measured = True
         yield replace(finding, speed=speed)
@@ -194,7 +195,7 @@ def _keep_original(source: Source, exam: Exam, folder: Folder, why: str, deadlin
         with quiet_exporters():
             path = source.keep.write(folder.new())
     except Exception as error:
-        raise BadModel(f"cannot be saved: {first_line(error)}") from error
+        raise BadModel(f"cannot be saved: {root_cause(error)}") from error
     candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:

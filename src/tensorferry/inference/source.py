@@ -89,7 +89,7 @@ def quiet_exporters() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def first_line(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """What went wrong at the bottom of it, in one line that names the kind of error and, where it is told, the op or weight."""
     while error.__cause__ is not None and not isinstance(error, FerryError):
         error = error.__cause__

@@ -15,7 +15,7 @@ from tensorferry.inference.opening import Given, Opened, open_source
 from tensorferry.inference.samples import MAX_SAMPLES, cut_rows, read_samples, split_samples
 from tensorferry.inference.search import ASK_SHARE, search
 from tensorferry.inference.source import Arrays
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 from tensorferry.serve.faults import InvalidRequest
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
@@ -84,7 +84,9 @@ def _ask(opened: Opened, samples: Arrays, judge: str, deadline: float) -> Exam:
 
 def _read_precision(precision: str) -> tuple[str, ...]:
     if precision not in PRECISIONS:
-        raise BadOption(f"unknown precision {precision!r}{nearest(precision, PRECISIONS)}; choose from {', '.join(PRECISIONS)}")
+        raise BadOption(
+            f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}; choose from {', '.join(PRECISIONS)}"
+        )
     if precision == "bf16" and not has_bf16():
         raise BadOption("this CPU does not compute in bf16 by itself, so it would be slower than fp32; take precision auto")
     return {"auto": ("fp32", "bf16"), "int8": ("fp32", "bf16", "int8")}.get(precision, (precision,))

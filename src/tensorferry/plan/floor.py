@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tensorferry.errors import BudgetTooSmall
-from tensorferry.plan.tables import Tables, make_tables
+from tensorferry.plan.schedule import Tables, make_tables
 from tensorferry.trace import Phase, Trace
 from tensorferry.units import format_bytes
 

@@ -1,24 +1,41 @@
-"""What a plan may do to each movable storage of one trace on one machine, and what each way costs by itself."""
+"""What a plan may do to each movable storage of one trace on one machine, and what each way costs by itself.
+
+A storage can be recomputed when all ops that wrote it may be run again and each of their inputs is, when the storage is
+wanted, either still what the op read (a weight, a saved activation wherever it waits) or can be made again on the way.
+Limit: chains of such ops are kept short, because a long one is a second forward pass and its intermediates need memory.
+Checkmate (Jain et al. 2020, arXiv:1910.02653) searches over chains of any length with an integer program.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import inf, log2
 
-from tensorferry.plan.link import Link
+from tensorferry.machine import Link
 from tensorferry.plan.plan import Action, Decision
-from tensorferry.plan.replay import Replay
-from tensorferry.plan.tables import Tables
+from tensorferry.plan.schedule import Tables
+from tensorferry.trace import Trace
 
 COST_STEPS_PER_OCTAVE = 4
+MAX_REPLAYED_OPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputation:
+    """One way to make a storage again."""
+
+    ops: tuple[int, ...]  # in order
+    sources: tuple[int, ...]  # storages that the ops read and do not make themselves
+    movable_sources: tuple[int, ...]  # those of them that a plan decides about
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every movable storage may be kept; swapping is limited by the tier, recomputing to storages that have a replay."""
+    """Every movable storage may be kept; swapping is limited by the tier, recomputing to storages that can be made again."""
 
     tables: Tables
-    replays: dict[int, Replay]
+    recomputations: dict[int, Recomputation]
     link: Link
     swap_capacity_nbytes: float = inf  # zero: no swapping
 
@@ -42,37 +59,83 @@ class Options:
         """How each storage can leave; only storages with a gap worth the name."""
         able = [gap for gap in self.tables.gaps.values() if gap.nbytes and gap.leaves_at < gap.wanted_at]
         swap = (Action.SWAP,) if self.swap_capacity_nbytes > 0 else ()
-        return {gap.storage: swap + ((Action.RECOMPUTE,) if gap.storage in self.replays else ()) for gap in able}
+        return {gap.storage: swap + ((Action.RECOMPUTE,) if gap.storage in self.recomputations else ()) for gap in able}
 
     @cached_property
-    def replay_cost(self) -> dict[int, int]:
-        """What replays cost a byte, in coarse steps, so that about equal ones compare equal."""
-        nbytes = {s: max(1, self.tables.gaps[s].nbytes) for s in self.replays}
-        return {
-            s: round(COST_STEPS_PER_OCTAVE * log2(max(replay.seconds, 1e-12) / nbytes[s])) for s, replay in self.replays.items()
-        }
+    def recompute_cost(self) -> dict[int, int]:
+        """What recomputing costs a byte, in coarse steps, so that about equal ones compare equal."""
+        nbytes = {s: max(1, self.tables.gaps[s].nbytes) for s in self.recomputations}
+        seconds = {s: max(recomputation.seconds, 1e-12) for s, recomputation in self.recomputations.items()}
+        return {s: round(COST_STEPS_PER_OCTAVE * log2(seconds[s] / nbytes[s])) for s in self.recomputations}
 
     @cached_property
     def _fixed(self) -> dict[tuple[int, Action], Decision]:
         gaps = self.tables.gaps
         kept = {(s, Action.KEEP): Decision(s, Action.KEEP, gap.nbytes) for s, gap in gaps.items()}
         redone = {
-            (s, Action.RECOMPUTE): Decision(s, Action.RECOMPUTE, gaps[s].nbytes, replay=replay.ops, sources=replay.sources)
-            for s, replay in self.replays.items()
+            (s, Action.RECOMPUTE): Decision(s, Action.RECOMPUTE, gaps[s].nbytes, replay=again.ops, sources=again.sources)
+            for s, again in self.recomputations.items()
         }
         return kept | redone
 
-    def decision(self, s: int, action: Action, fetch_at: int | None = None) -> Decision:
+    def decision(self, s: int, action: Action, swap_in_at: int | None = None) -> Decision:
         """The decision to do this to storage `s`."""
-        return self._fixed.get((s, action)) or Decision(s, action, self.tables.gaps[s].nbytes, fetch_at)
+        return self._fixed.get((s, action)) or Decision(s, action, self.tables.gaps[s].nbytes, swap_in_at)
 
-    def replay_swell(self, op: int, storages: list[int]) -> int:
+    def recompute_extra_nbytes(self, op: int, storages: list[int]) -> int:
         """How far recomputing these storages before `op` exceeds what the op itself is going to add."""
         tables, held, most = self.tables, -sum(self.tables.gaps[s].nbytes for s in storages), 0
-        for s in sorted(storages, key=lambda s: self.replays[s].ops[-1]):
+        for s in sorted(storages, key=lambda s: self.recomputations[s].ops[-1]):
             made = 0
-            for i in self.replays[s].ops:
+            for i in self.recomputations[s].ops:
                 made += tables.new_nbytes[i]
                 most = max(most, held + made + tables.workspace_nbytes[i])
             held += tables.gaps[s].nbytes
         return max(0, most - tables.demand_nbytes[op])
+
+
+def find_recomputations(tables: Tables) -> dict[int, Recomputation]:
+    """How to recompute every movable storage that can be."""
+    found = ((s, _find_recomputation(tables, s)) for s in tables.gaps)
+    return {s: recomputation for s, recomputation in found if recomputation is not None}
+
+
+def _find_recomputation(tables: Tables, target: int) -> Recomputation | None:
+    trace, wanted_at = tables.trace, tables.gaps[target].wanted_at
+    if trace.storages[target].was_there:
+        return None
+    ops: set[int] = set(trace.storages[target].writers)
+    made, sources = {target}, set()
+    frontier = list(ops)
+    while frontier:
+        if len(ops) > MAX_REPLAYED_OPS:
+            return None
+        i = frontier.pop()
+        if i >= wanted_at or not trace.ops[i].replayable:
+            return None
+        for s in trace.ops[i].inputs:
+            if s in made:
+                if s != target and trace.storages[s].writers[-1] > i:
+                    return None
+            elif _still_readable(trace, s, i, wanted_at):
+                sources.add(s)
+            elif s in sources or trace.storages[s].was_there or trace.storages[s].writers[-1] > i:
+                return None
+            else:
+                made.add(s)
+                frontier += [w for w in trace.storages[s].writers if w not in ops]
+                ops.update(trace.storages[s].writers)
+    return Recomputation(
+        ops=tuple(sorted(ops)),
+        sources=tuple(sorted(sources)),
+        movable_sources=tuple(sorted(s for s in sources if s in tables.gaps)),
+        seconds=sum(trace.ops[i].seconds for i in ops),
+    )
+
+
+def _still_readable(trace: Trace, s: int, reader: int, wanted_at: int) -> bool:
+    """Whether storage `s` is alive when `wanted_at` starts and has not been written since `reader` read it."""
+    storage = trace.storages[s]
+    if storage.freed_after is not None and storage.freed_after < wanted_at:
+        return False
+    return not any(reader < w < wanted_at for w in storage.writers)

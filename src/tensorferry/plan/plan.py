@@ -10,7 +10,7 @@ from typing import Any
 from tensorferry.errors import BadPlan
 from tensorferry.units import format_bytes, format_seconds
 
-FORMAT = "tensorferry-plan-1"
+FORMAT = "tensorferry-plan-2"
 
 
 class Action(StrEnum):
@@ -28,7 +28,7 @@ class Decision:
     storage: int
     action: Action
     nbytes: int
-    fetch_at: int | None = None  # swap: the copy in may start when this op starts
+    swap_in_at: int | None = None  # swap: the copy in may start when this op starts
     replay: tuple[int, ...] = ()  # recompute: the ops to run again, in order
     sources: tuple[int, ...] = ()  # recompute: the storages that the replay reads and does not make itself
 

@@ -4,31 +4,39 @@ Greedy on the static memory profile, judged by the simulator, improved by local 
 (ASPLOS 2020) and POFO (NeurIPS 2021) search for with feedback, a genetic algorithm and dynamic programming. The steps:
 
     floor      the least memory any plan can reach; a budget below it is an error
-    replay     which storages can be made again, and from what
-    choose     one sweep: which storages leave, by swap or by recompute
-    arrange    when swapped storages start back
+    options    what may be done to each storage, and how it can be recomputed
+    greedy     one sweep: which storages leave, by swap or by recompute
+    prefetch   when swapped storages start back
     simulate   what that costs
     search     sweep under several settings, then try neighbours of the best
 
 It knows nothing of kinds of ops or devices: beside slow compute a fast disk takes nearly everything, on a fast card with a slow
 link what hides is swapped and the rest recomputed, because the simulated step says so. It gives no guarantee of the best plan;
 the tests hold it against every possible choice and a mixed-integer program on small traces.
+
+Beside it stands the policy of earlier systems, to compare with. TFLMS (Le et al. 2018, arXiv:1807.02037) sends every tensor that
+backward waits for to the host after its last use in forward, and by default starts it back one op before backward needs it. It
+keeps nothing, recomputes nothing, and does not look at the link. Here every activation that our planner may move is swapped, in
+the same simulator; optimizer state stays, as it did there.
 """
 
+from collections.abc import Sequence
 from math import inf
 
 from tensorferry.errors import FerryError, TierFull
-from tensorferry.plan.choose import Aim, choose_actions
+from tensorferry.machine.machine import Link, Machine, find_tier, link_to
 from tensorferry.plan.floor import Floor, floor_of, too_small
-from tensorferry.plan.link import Link, find_tier, link_to
-from tensorferry.plan.machine import Machine
-from tensorferry.plan.options import Options
-from tensorferry.plan.plan import Plan
-from tensorferry.plan.replay import find_replays
-from tensorferry.plan.search import find_draft
-from tensorferry.plan.tables import make_tables
-from tensorferry.trace import Trace
+from tensorferry.plan.greedy import SweepSettings, choose_actions
+from tensorferry.plan.options import Options, find_recomputations
+from tensorferry.plan.plan import Action, Decision, Plan
+from tensorferry.plan.prefetch import find_late_swap_in
+from tensorferry.plan.schedule import make_tables
+from tensorferry.plan.search import find_best
+from tensorferry.plan.simulate import StepCost, run_step
+from tensorferry.trace import Kind, Trace
 from tensorferry.units import format_bytes, parse_bytes
+
+SWAP_ALL_AHEAD_OPS = 1  # a copy in starts this many ops before it is wanted, TFLMS's default; views do not count
 
 
 def make_plan(
@@ -46,7 +54,7 @@ def make_plan(
     reach and `TierFull` where the tier has too little room.
 
     >>> from tensorferry.trace import make_chain_trace
-    >>> from tensorferry.plan import Machine, TierSpeed
+    >>> from tensorferry.machine import TierSpeed
     >>> card = Machine("card", memory_nbytes=2**34, tiers=(TierSpeed("pinned", 12e9, 12e9),))
     >>> trace = make_chain_trace(20)
     >>> make_plan(trace, trace.plain_peak_nbytes // 2, card).peak_nbytes <= trace.plain_peak_nbytes // 2
@@ -61,24 +69,58 @@ def make_plan(
     capacity = find_tier(machine, tier).capacity_nbytes if swap else 0
     options = Options(
         tables=tables,
-        replays=find_replays(tables) if recompute else {},
+        recomputations=find_recomputations(tables) if recompute else {},
         link=link_to(machine, tier) if swap else Link(),
         swap_capacity_nbytes=inf if capacity is None else capacity,
     )
-    draft = find_draft(options, budget_nbytes, floor.nbytes) if budget_nbytes >= floor.nbytes else None
-    if draft is None:
+    best = find_best(options, budget_nbytes, floor.nbytes) if budget_nbytes >= floor.nbytes else None
+    if best is None:
         raise _no_plan(options, budget_nbytes, floor, tier)
+    return _plan(trace, best.decisions, best.cost, budget_nbytes, floor, machine.name, tier)
+
+
+def make_swap_all_plan(
+    trace: Trace, budget: int | str, machine: Machine, *, tier: str | None = None, ahead_ops: int = SWAP_ALL_AHEAD_OPS
+) -> Plan:
+    """The plan that swaps every movable activation; `BudgetTooSmall` where that does not do.
+
+    >>> from tensorferry.trace import make_chain_trace
+    >>> from tensorferry.machine import TierSpeed
+    >>> card = Machine("card", memory_nbytes=2**34, tiers=(TierSpeed("pinned", 12e9, 12e9),))
+    >>> trace = make_chain_trace(20)
+    >>> {decision.action.value for decision in make_swap_all_plan(trace, trace.plain_peak_nbytes, card).decisions}
+    {'swap'}
+    """
+    budget_nbytes = parse_bytes(budget)
+    tables = make_tables(trace.check())
+    floor = floor_of(tables)
+    tier = tier or (machine.tiers[0].name if machine.tiers else "")
+    decisions = [
+        Decision(s, Action.SWAP, gap.nbytes, find_late_swap_in(tables, gap.leaves_at, gap.wanted_at, ahead_ops))
+        if trace.storages[s].kind is Kind.ACTIVATION
+        else Decision(s, Action.KEEP, gap.nbytes)
+        for s, gap in tables.gaps.items()
+    ]
+    cost = run_step(tables, decisions, budget_nbytes, link_to(machine, tier))
+    if budget_nbytes < floor.nbytes or cost.peak_nbytes > budget_nbytes:
+        raise too_small(trace, budget_nbytes, floor)
+    return _plan(trace, decisions, cost, budget_nbytes, floor, machine.name, tier)
+
+
+def _plan(
+    trace: Trace, decisions: Sequence[Decision], cost: StepCost, budget_nbytes: int, floor: Floor, machine: str, tier: str
+) -> Plan:
     return Plan(
-        decisions=tuple(draft.decisions),
+        decisions=tuple(decisions),
         budget_nbytes=budget_nbytes,
         floor_nbytes=floor.nbytes,
         floor_op=floor.op,
-        peak_nbytes=draft.outcome.peak_nbytes,
-        step_seconds=draft.outcome.seconds,
-        stall_seconds=draft.outcome.stall_seconds,
+        peak_nbytes=cost.peak_nbytes,
+        step_seconds=cost.seconds,
+        stall_seconds=cost.stall_seconds,
         plain_peak_nbytes=trace.plain_peak_nbytes,
         plain_seconds=trace.seconds,
-        machine=machine.name,
+        machine=machine,
         tier=tier,
     )
 
@@ -100,7 +142,7 @@ def _find_smallest(options: Options, floor: Floor) -> Floor:
     too_low, smallest, op = floor.nbytes - 1, options.tables.trace.plain_peak_nbytes, floor.op
     while smallest - too_low > 1:
         target = (too_low + smallest) // 2
-        stuck_at = choose_actions(options, Aim(target, lane_share=0.0)).stuck_at
+        stuck_at = choose_actions(options, SweepSettings(target, lane_share=0.0)).stuck_at
         if stuck_at is None:
             smallest = target
         else:

@@ -2,7 +2,7 @@
 
 Ops run in their order. What happens around one op, exactly as an engine does it:
 
-1. Copies out of storages saved here queue up, first come, first served; so do copies in whose `fetch_at` is this op. A copy
+1. Copies out of storages saved here queue up, first come, first served; so do copies in whose `swap_in_at` is this op. A copy
    in starts when the lane is free, its own copy out is done, and it fits beside the op that runs or is about to.
 2. Swapped storages that the op wants must have arrived. They go to the front of the queue and wait for room only while
    some copy out is still going to make any. What has not left yet simply stays; its copy out is dropped if it has not begun.
@@ -16,15 +16,14 @@ Limit: one link rate each way, no interference between lanes.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 
-from tensorferry.plan.link import Link, link_to
-from tensorferry.plan.machine import Machine
+from tensorferry.machine import Link, Machine, link_to
 from tensorferry.plan.plan import Action, Decision, Plan
-from tensorferry.plan.schedule import Schedule, check_decisions, make_schedule
-from tensorferry.plan.tables import Tables, make_tables
+from tensorferry.plan.schedule import OpSchedule, Tables, check_decisions, make_op_schedule, make_tables
 from tensorferry.plan.timeline import Lane, Span, Timeline, Work
 from tensorferry.trace import Trace
 
@@ -37,20 +36,20 @@ def simulate(trace: Trace, plan: Plan, machine: Machine) -> Timeline:
     tables = make_tables(trace)
     check_decisions(tables, plan.decisions)
     link = link_to(machine, plan.tier) if plan.nbytes(Action.SWAP) else Link()
-    film = Film(tables.start_nbytes)
-    outcome = run_step(tables, plan.decisions, plan.budget_nbytes, link, film)
+    recorder = TimelineRecorder(tables.start_nbytes)
+    cost = run_step(tables, plan.decisions, plan.budget_nbytes, link, recorder)
     return Timeline(
-        spans=tuple(sorted(film.spans, key=lambda span: span.start)),
-        resident=tuple(film.resident),
-        peak_nbytes=outcome.peak_nbytes,
-        step_seconds=outcome.seconds,
-        stall_seconds=outcome.stall_seconds,
+        spans=tuple(sorted(recorder.spans, key=lambda span: span.start)),
+        resident=tuple(recorder.resident),
+        peak_nbytes=cost.peak_nbytes,
+        step_seconds=cost.seconds,
+        stall_seconds=cost.stall_seconds,
         budget_nbytes=plan.budget_nbytes,
     )
 
 
 @dataclass(slots=True)
-class Outcome:
+class StepCost:
     """What a simulated step costs."""
 
     seconds: float = 0.0
@@ -60,7 +59,7 @@ class Outcome:
     no_room_seconds: dict[int, float] = field(default_factory=dict)  # by op: how long it waited for room
 
 
-class Film:
+class TimelineRecorder:
     """Everything that happened, for a timeline; planning goes without."""
 
     def __init__(self, start_nbytes: int) -> None:
@@ -81,22 +80,28 @@ _HERE, _AWAY, _COMING, _BACK = _State  # names that a hot loop finds fast
 
 
 def run_step(
-    tables: Tables, decisions: tuple[Decision, ...] | list[Decision], budget_nbytes: int, link: Link, film: Film | None = None
-) -> Outcome:
-    """Simulate one step; `film` records what happened, which takes longer."""
-    return _Run(tables, make_schedule(tables, decisions), budget_nbytes, link, film).run()
+    tables: Tables,
+    decisions: Sequence[Decision],
+    budget_nbytes: int,
+    link: Link,
+    recorder: TimelineRecorder | None = None,
+) -> StepCost:
+    """Simulate one step; `recorder` keeps what happened, which takes longer."""
+    return _Run(tables, make_op_schedule(tables, decisions), budget_nbytes, link, recorder).run()
 
 
 class _Run:
     """One simulated step under way."""
 
-    def __init__(self, tables: Tables, schedule: Schedule, budget_nbytes: int, link: Link, film: Film | None) -> None:
+    def __init__(
+        self, tables: Tables, schedule: OpSchedule, budget_nbytes: int, link: Link, recorder: TimelineRecorder | None
+    ) -> None:
         self.tables = tables
         self.schedule = schedule
         self.budget = budget_nbytes
         self.link = link
-        self.film = film
-        self.outcome = Outcome()
+        self.recorder = recorder
+        self.cost = StepCost()
         self.now = 0.0
         self.resident = self.peak = tables.start_nbytes
         self.reserve = 0  # what the op about to start will add
@@ -113,22 +118,23 @@ class _Run:
         self.in_done = inf
         self.urgent: set[int] = set()  # compute waits for these
 
-    def run(self) -> Outcome:
+    def run(self) -> StepCost:
         tables, schedule = self.tables, self.schedule
-        leave, fetch, arrive, replay, idle = schedule.leave, schedule.fetch, schedule.arrive, schedule.replay, schedule.idle
+        swap_out, swap_in, wanted = schedule.swap_out, schedule.swap_in, schedule.wanted
+        recompute, idle = schedule.recompute, schedule.idle
         for i, seconds in enumerate(tables.seconds):
             self.reserve = demand = tables.demand_nbytes[i]
-            if i in leave:
-                self._queue_out(leave[i])
-            if i in fetch:
-                self.in_queue.extend(fetch[i])
+            if i in swap_out:
+                self._queue_out(swap_out[i])
+            if i in swap_in:
+                self.in_queue.extend(swap_in[i])
             if self.in_queue:
                 self._start_in()
-            if i in arrive:
-                self._await_arrivals(arrive[i])
-            if i in replay:
-                for s in replay[i]:
-                    self._replay(s)
+            if i in wanted:
+                self._await(wanted[i])
+            if i in recompute:
+                for s in recompute[i]:
+                    self._recompute(s)
             if self.resident + demand > self.budget:
                 self._wait_for_room(i, demand)
             self.reserve = 0
@@ -137,21 +143,21 @@ class _Run:
             self._hold(-tables.workspace_nbytes[i] - tables.freed_nbytes[i])
             if i in idle:
                 self._end_use(idle[i])
-        outcome = self.outcome
-        outcome.seconds, outcome.peak_nbytes = self.now, self.peak
-        return outcome
+        cost = self.cost
+        cost.seconds, cost.peak_nbytes = self.now, self.peak
+        return cost
 
     def _hold(self, nbytes: int) -> None:
         self.resident += nbytes
         if self.resident > self.peak:
             self.peak = self.resident
-        if self.film is not None and nbytes:
-            self.film.resident.append((self.now, self.resident))
+        if self.recorder is not None and nbytes:
+            self.recorder.resident.append((self.now, self.resident))
 
     def _compute(self, i: int, seconds: float, work: Work, storage: int | None = None) -> None:
         end = self.now + seconds
-        if self.film is not None:
-            self.film.spans.append(Span(Lane.COMPUTE, work, self.tables.trace.ops[i].name, self.now, seconds, storage))
+        if self.recorder is not None:
+            self.recorder.spans.append(Span(Lane.COMPUTE, work, self.tables.trace.ops[i].name, self.now, seconds, storage))
         if self.out_done <= end or self.in_done <= end:
             self._advance(end)
         self.now = end
@@ -189,8 +195,8 @@ class _Run:
             nbytes = self.tables.gaps[s].nbytes
             seconds = self.link.seconds_out(nbytes)
             self.out_storage, self.out_done = s, self.now + seconds
-            if self.film is not None:
-                self.film.spans.append(Span(Lane.OUT, Work.COPY, self._name(s), self.now, seconds, s, nbytes))
+            if self.recorder is not None:
+                self.recorder.spans.append(Span(Lane.OUT, Work.COPY, self._name(s), self.now, seconds, s, nbytes))
 
     def _finish_out(self) -> None:
         s = self.out_storage
@@ -233,8 +239,8 @@ class _Run:
                 self.in_storage, self.in_done = s, self.now + seconds
                 self.state[s] = _COMING
                 self._hold(nbytes)
-                if self.film is not None:
-                    self.film.spans.append(Span(Lane.IN, Work.COPY, self._name(s), self.now, seconds, s, nbytes))
+                if self.recorder is not None:
+                    self.recorder.spans.append(Span(Lane.IN, Work.COPY, self._name(s), self.now, seconds, s, nbytes))
             self.in_queue.popleft()
 
     def _finish_in(self) -> None:
@@ -242,7 +248,7 @@ class _Run:
         self.in_storage, self.in_done = -1, inf
         self._start_in()
 
-    def _await_arrivals(self, storages: list[int]) -> None:
+    def _await(self, storages: list[int]) -> None:
         for s in storages:
             if self.state.get(s, _HERE) is _HERE:
                 self._stay(s)
@@ -257,7 +263,7 @@ class _Run:
             while self.state[s] is not _BACK:
                 self._advance(min(self.out_done, self.in_done))
             self._stall(start, f"wait for {self._name(s)}", s)
-            self.outcome.late_seconds[s] = self.outcome.late_seconds.get(s, 0.0) + self.now - start
+            self.cost.late_seconds[s] = self.cost.late_seconds.get(s, 0.0) + self.now - start
         self.urgent = set()
 
     def _stay(self, s: int) -> None:
@@ -268,7 +274,7 @@ class _Run:
 
     # ---- compute
 
-    def _replay(self, s: int) -> None:
+    def _recompute(self, s: int) -> None:
         if self.state.get(s, _HERE) is _HERE:
             self.state[s] = _BACK
             return
@@ -290,12 +296,12 @@ class _Run:
             self._advance(min(self.out_done, self.in_done))
         if self.now > start:
             self._stall(start, "wait for room", None)
-            self.outcome.no_room_seconds[i] = self.outcome.no_room_seconds.get(i, 0.0) + self.now - start
+            self.cost.no_room_seconds[i] = self.cost.no_room_seconds.get(i, 0.0) + self.now - start
 
     def _stall(self, start: float, name: str, storage: int | None) -> None:
-        self.outcome.stall_seconds += self.now - start
-        if self.film is not None and self.now > start:
-            self.film.spans.append(Span(Lane.COMPUTE, Work.STALL, name, start, self.now - start, storage))
+        self.cost.stall_seconds += self.now - start
+        if self.recorder is not None and self.now > start:
+            self.recorder.spans.append(Span(Lane.COMPUTE, Work.STALL, name, start, self.now - start, storage))
 
     def _name(self, s: int) -> str:
         return self.tables.trace.storages[s].label or f"storage {s}"

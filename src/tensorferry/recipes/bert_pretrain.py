@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tensorferry.errors import BadData, BadRecipe
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 from tensorferry.recipes import bert
 from tensorferry.recipes.held_out import read_batches
 from tensorferry.recipes.library_text import read_paragraphs
@@ -49,7 +49,7 @@ class BertPretrainSettings(Settings):
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
-            raise BadRecipe(f"unknown size {self.size!r}{nearest(self.size, SIZES)}; there are {', '.join(SIZES)}")
+            raise BadRecipe(f"unknown size {self.size!r}{did_you_mean(self.size, SIZES)}; there are {', '.join(SIZES)}")
         if self.max_length < 8:
             raise BadRecipe(f"expected max_length to be at least 8 tokens, received {self.max_length}")
         if self.vocabulary < MIN_TOKENS:

@@ -8,7 +8,7 @@ from typing import Any, get_origin
 import yaml
 
 from tensorferry.errors import BadRecipe
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 
 STEPS = ("train", "fine-tune", "optimise", "serve")  # where one may enter, in the order of a model's life
 FRAMEWORKS = ("torch", "keras")
@@ -69,7 +69,7 @@ def find_card(name: str) -> Card:
     """
     card = _cards().get(name)
     if card is None:
-        raise BadRecipe(f"unknown recipe {name!r}{nearest(name, _cards())}; `ferry recipes` lists them")
+        raise BadRecipe(f"unknown recipe {name!r}{did_you_mean(name, _cards())}; `ferry recipes` lists them")
     return card
 
 

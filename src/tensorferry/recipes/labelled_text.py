@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadData
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 
 READABLE = (".csv", ".tsv", ".jsonl", ".json")
 MIN_SENTENCES = 10  # fewer leave nothing to hold out
@@ -33,7 +33,7 @@ def _value(record: dict[str, Any], column: str, where: str) -> str:
     if column not in record:
         names = [str(name) for name in record]
         raise BadData(
-            f"{where} has no column {column!r}{nearest(column, names)}; it has {', '.join(names)}. "
+            f"{where} has no column {column!r}{did_you_mean(column, names)}; it has {', '.join(names)}. "
             "Name yours with --set text=... and --set label=..."
         )
     value = record[column]

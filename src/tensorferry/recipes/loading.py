@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from tensorferry.errors import BadRecipe
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 from tensorferry.recipes.catalog import find_card
 from tensorferry.recipes.recipe import Range, Recipe, Settings
 from tensorferry.recipes.references import load_reference
@@ -37,7 +37,8 @@ def make_recipe(reference: str, settings: Mapping[str, str], start: str | None =
     kind = find_recipe(reference)
     if start is not None and start not in kind.starts:
         raise BadRecipe(
-            f"{reference!r} cannot begin from {start!r}{nearest(start, kind.starts)}; it begins from {' or '.join(kind.starts)}"
+            f"{reference!r} cannot begin from {start!r}{did_you_mean(start, kind.starts)}; "
+            f"it begins from {' or '.join(kind.starts)}"
         )
     try:
         return kind(read_settings(kind.Settings, settings, reference), start)
@@ -53,7 +54,7 @@ def read_settings(kind: type[Settings], texts: Mapping[str, str], reference: str
     names = [field.name for field in fields(kind)]
     for name in texts:
         if name not in names:
-            raise BadRecipe(f"{reference!r} has no setting {name!r}{nearest(name, names)}; it has {', '.join(names)}")
+            raise BadRecipe(f"{reference!r} has no setting {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
     values = {name: _read_value(name, text, types[name]) for name, text in texts.items()}
     for name, limits in _find_ranges(kind).items():
         value = values.get(name)

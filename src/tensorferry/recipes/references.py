@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from tensorferry.errors import FerryError, MissingExtra
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean, kind_and_first_line
 
 _EXTRAS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
 
@@ -23,7 +23,7 @@ def load_reference(text: str, noun: str, what: str, error: type[FerryError]) -> 
     found = getattr(module, name, None)
     if not callable(found):
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise error(f"{where} has no {noun} {name!r}{nearest(name, names)}")
+        raise error(f"{where} has no {noun} {name!r}{did_you_mean(name, names)}")
     return found
 
 
@@ -53,5 +53,4 @@ def _run_import(name: str, load: Callable[[], Any], error: type[FerryError]) -> 
             raise MissingExtra(
                 f'{name!r} needs {missing}, which is not installed: pip install "tensorferry[{_EXTRAS[missing]}]"'
             ) from cause
-        first_line = (str(cause).strip().splitlines() or [""])[0]
-        raise error(f"cannot import {name!r}: {type(cause).__name__}: {first_line}") from cause
+        raise error(f"cannot import {name!r}: {kind_and_first_line(cause)}") from cause

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.errors import BadData
-from tensorferry.plan.machines import nearest
+from tensorferry.messages import did_you_mean
 
 Columns: TypeAlias = Mapping[str, Sequence[str]]  # a table: every column's values, by its name
 
@@ -69,7 +69,7 @@ def pick_column(table: Columns, name: str, setting: str) -> Sequence[str]:
     """The column of that name, or `BadData` that says how to name another."""
     if name not in table:
         raise BadData(
-            f"there is no column {name!r}{nearest(name, table)}; there are {', '.join(table)}. Change --set {setting}=..."
+            f"there is no column {name!r}{did_you_mean(name, table)}; there are {', '.join(table)}. Change --set {setting}=..."
         )
     return table[name]
 

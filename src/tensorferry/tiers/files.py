@@ -1,4 +1,4 @@
-"""Swapped bytes in a file: the disk tier, and the shared-memory tier.
+"""Swapped bytes in a file: the disk tier and the shared-memory tier, and how they are opened by name.
 
 Direct I/O moves a block's own pages to and from the device: no copy, no page cache. It wants aligned memory and whole
 units of the file, and tensors are neither, so the aligned body goes to the file and the few bytes before and after it
@@ -10,21 +10,57 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tensorferry.errors import TierFull, TierLost
-from tensorferry.plan.machine import TierSpeed
-from tensorferry.tiers.block import PHASE_NBYTES, Block, BlockMemory, address_of
-from tensorferry.tiers.folder import MEMORY_FILE_SYSTEMS, file_system
-from tensorferry.tiers.memory import free_memory_nbytes
-from tensorferry.tiers.meter import CopyMeter
-from tensorferry.tiers.nameless import NO_ROOM, NamelessFile
-from tensorferry.tiers.rates import measure_tier
+from tensorferry.errors import BadTier, TierFull, TierLost
+from tensorferry.machine import Machine, TierSpeed, free_memory_nbytes
+from tensorferry.tiers.memory import PHASE_NBYTES, MemoryBlock, MemoryPool, address_of
+from tensorferry.tiers.scratch_file import MEMORY_FILE_SYSTEMS, NO_ROOM, ScratchFile, best_folder, check_folder, file_system
 from tensorferry.tiers.space import UNIT_NBYTES, Space, size_class
-from tensorferry.tiers.tier import Slot
+from tensorferry.tiers.speed import CopyMeter, measure_tier
+from tensorferry.tiers.tier import Slot, Tier
 from tensorferry.units import format_bytes
 
+SHM_FOLDER = Path("/dev/shm")
+_CHOICES = "'auto', 'disk', 'disk:/path', 'shm', or on an accelerator 'pinned'"
 _SMALLEST_PIECE_NBYTES = 64 * 2**20
 _LARGEST_PIECE_NBYTES = 2**30
 _WINDOW_NBYTES = 2 * 2**20  # small enough to stay in the processor's cache between the two copies
+
+
+def open_tier(text: str, *, measured: Machine | None = None) -> Tier:
+    """The tier that `text` names: "auto", "disk", "disk:/path" or "shm". Close it after use.
+
+    `measured` says how fast it is before the first copy; without it the tier measures itself when asked.
+    """
+    if not isinstance(text, str):
+        raise BadTier(f"expected a tier as text, received {text!r}; choose {_CHOICES}")
+    kind, colon, path = text.strip().partition(":")
+    if kind == "disk" and path:
+        folder = Path(path).expanduser().absolute()
+    elif kind in ("auto", "disk") and not colon:
+        folder = best_folder()
+    elif kind == "shm" and not colon:
+        folder = SHM_FOLDER
+    elif kind == "pinned":
+        raise BadTier(
+            "pinned memory is where an accelerator copies to, and here the device is the CPU; use 'auto', 'disk:/path' or 'shm'"
+        )
+    else:
+        raise BadTier(f"unknown tier {text!r}; choose {_CHOICES}")
+    name = "shm" if kind == "shm" else "disk"
+    check_folder(folder, name)
+    return FileTier(name, folder, known=_known(measured, name, folder))
+
+
+def _known(measured: Machine | None, name: str, folder: Path) -> TierSpeed | None:
+    if measured is None:
+        return None
+    # a machine's disk was measured in the best folder, and another folder may be on another disk
+    if name == "disk" and folder.stat().st_dev != best_folder().stat().st_dev:
+        return None
+    try:
+        return measured.tier(name)
+    except KeyError:
+        return None
 
 
 class FileTier:
@@ -39,10 +75,10 @@ class FileTier:
         self._known = known
         self._in_memory = file_system(folder) in MEMORY_FILE_SYSTEMS
         # a file system in memory may accept direct I/O, but copies all the same
-        file = NamelessFile(folder, direct=not self._in_memory, cached=self._in_memory)
-        self._file: NamelessFile | None = file
+        file = ScratchFile(folder, direct=not self._in_memory, cached=self._in_memory)
+        self._file: ScratchFile | None = file
         self._alignment = file.alignment
-        self._memory = BlockMemory()
+        self._memory = MemoryPool()
         self._out, self._in = CopyMeter(), CopyMeter()
         self._lock = threading.Lock()
         self._space = Space()
@@ -90,7 +126,7 @@ class FileTier:
         phase = address % PHASE_NBYTES
         return Slot(view.nbytes, phase, offset, room_nbytes, bytes(view[:head_nbytes]), bytes(view[body_end:]))
 
-    def read(self, slot: Slot) -> Block:
+    def read(self, slot: Slot) -> MemoryBlock:
         """Copy a slot's bytes into new memory of the same phase."""
         block = self._memory.block(slot.nbytes, slot.phase)
         view = block.view
@@ -148,7 +184,7 @@ class FileTier:
             self._file = None
             self._space = Space()
 
-    def _opened(self) -> NamelessFile:
+    def _opened(self) -> ScratchFile:
         if self._file is None:
             raise TierLost(f"{self.name} tier in {str(self.folder)!r}: it is closed, and what it held is gone; open it again")
         return self._file
@@ -174,7 +210,7 @@ class FileTier:
                 if self._file is not None:
                     self._space.give(offset, room_nbytes)
 
-    def _grow(self, file: NamelessFile, missing_nbytes: int) -> None:
+    def _grow(self, file: ScratchFile, missing_nbytes: int) -> None:
         end = self._space.end
         if self._in_memory:  # room set aside would be memory already
             file.extend(end, missing_nbytes, allocate=False)
@@ -190,7 +226,7 @@ class FileTier:
         self._space.grow(missing_nbytes)
 
     @contextmanager
-    def _copying(self, meter: CopyMeter, nbytes: int) -> Iterator[NamelessFile]:
+    def _copying(self, meter: CopyMeter, nbytes: int) -> Iterator[ScratchFile]:
         """The file for one copy, metered."""
         file = self._opened()
         moved_nbytes = 0

@@ -1,4 +1,4 @@
-"""Measure this machine once: compute, memory and tiers.
+"""Measure this machine once, its tiers included.
 
 The measuring is done in a child process, so that its buffers never show in the peak memory of the process that asks.
 """
@@ -7,28 +7,20 @@ import contextlib
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from tensorferry.child import child_path
 from tensorferry.errors import BadTier, TierFull
-from tensorferry.plan.machine import Machine, TierSpeed
-from tensorferry.tiers.files import FileTier
-from tensorferry.tiers.folder import best_folder
-from tensorferry.tiers.memory import free_memory_nbytes, memory_nbytes
-from tensorferry.tiers.opening import SHM_FOLDER, open_tier
-from tensorferry.tiers.rates import measure_tier
-from tensorferry.tiers.remember import alone, cache_file, machine_from_json, recall, remember
-
-__all__ = ["free_memory_nbytes", "measure_machine", "memory_nbytes", "this_machine"]
+from tensorferry.machine.cache import cache_file, locked, machine_from_json, recall, remember
+from tensorferry.machine.limits import memory_nbytes
+from tensorferry.machine.machine import Machine, TierSpeed
+from tensorferry.machine.measure import measure_flops_per_second, measure_memory_nbytes_per_second
+from tensorferry.tiers.files import SHM_FOLDER, FileTier, open_tier
+from tensorferry.tiers.scratch_file import best_folder
+from tensorferry.tiers.speed import measure_tier
 
 _LARGEST_BLOCK_NBYTES = 64 * 2**20
 _SMALLEST_BLOCK_NBYTES = 2**20
@@ -51,7 +43,7 @@ def this_machine(*, refresh: bool = False) -> Machine:
     cache = cache_file()
     machine = None if refresh else recall(cache, key)
     if machine is None:
-        with alone(cache):
+        with locked(cache):
             # another process of the same job may have measured while this one waited
             machine = None if refresh else recall(cache, key)
             if machine is None:
@@ -70,8 +62,8 @@ def measure_machine(*, tier_folder: str | Path | None = None) -> Machine:
         name="this machine",
         memory_nbytes=memory_nbytes(),
         tiers=tuple(tier for tier in tiers if tier is not None),
-        flops_per_second={"fp32": _flops_per_second()},
-        memory_nbytes_per_second=_memory_nbytes_per_second(),
+        flops_per_second={"fp32": measure_flops_per_second()},
+        memory_nbytes_per_second=measure_memory_nbytes_per_second(),
     )
     return _as_of_now(machine, folder)
 
@@ -107,32 +99,6 @@ def _measured_tier(name: str, folder: Path) -> TierSpeed | None:
         finally:
             tier.close()
     return None
-
-
-def _flops_per_second() -> float:
-    width = 1024
-    left, right = np.ones((width, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
-    out = np.empty_like(left)
-    return 2 * width**3 / _median_seconds(lambda: np.matmul(left, right, out=out))
-
-
-def _memory_nbytes_per_second() -> float:
-    """Bytes read and bytes written, all cores copying."""
-    num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    pairs = [(np.ones(2**22, dtype=np.float64), np.empty(2**22, dtype=np.float64)) for _ in range(num_threads)]
-    with ThreadPoolExecutor(max_workers=num_threads) as threads:
-        seconds = _median_seconds(lambda: list(threads.map(lambda pair: np.copyto(pair[1], pair[0]), pairs)))
-    return sum(source.nbytes + target.nbytes for source, target in pairs) / seconds
-
-
-def _median_seconds(work: Callable[[], object]) -> float:
-    work()  # the first time also starts threads and touches pages
-    seconds = []
-    for _ in range(9):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def _measure_in_child(folder: Path) -> Machine:

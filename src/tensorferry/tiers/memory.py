@@ -1,75 +1,133 @@
-"""How much memory this process may use, and how much of it is free now: RAM or the tightest control group around it."""
+"""Memory that swapped bytes come back to.
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+Filling fresh memory is what a copy in costs the processor: the kernel faults in and clears every page before the disk
+writes to it. Memory of a block that has died, reused while it is still mapped, makes that free, so a `MemoryPool` may hold
+on to dead ones (`spare_limit_nbytes`). Large pages are cheaper to fault in only while free ones are plentiful: on a machine
+whose memory is in small pieces the kernel first moves others out of the way, at several times the cost of small pages.
 
-_FILES = {  # by version of control groups: limit, usage, and what of the usage the kernel gives back when asked
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
+A block's first byte has the same phase (address modulo 4096) as the bytes that left, so that direct I/O needs no copy in
+either direction. Nothing here rounds up what is resident: a mapping ends with the last small page of its block.
+"""
 
+import mmap
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
 
-class _Group(NamedTuple):
-    limit_nbytes: int
-    used_nbytes: int
+import numpy as np
+from numpy.typing import NDArray
 
+from tensorferry.units import format_bytes
 
-def memory_nbytes(root: Path = Path("/")) -> int:
-    """RAM, or the control group's limit where that is less."""
-    return min([_meminfo(root)["MemTotal"], *(group.limit_nbytes for group in _groups(root))])
-
-
-def free_memory_nbytes(root: Path = Path("/")) -> int:
-    """What can be allocated now without swapping to disk or being killed."""
-    headrooms = (max(0, group.limit_nbytes - group.used_nbytes) for group in _groups(root))
-    return min([_meminfo(root)["MemAvailable"], *headrooms])
+PHASE_NBYTES = 4096
 
 
-def _meminfo(root: Path) -> dict[str, int]:
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryBlock:
+    """`nbytes` of writable memory at `offset` of `mapping`; it lives as long as anything refers to `view` or `mapping`.
+
+    `torch.frombuffer(block.mapping, dtype=torch.uint8, count=block.nbytes, offset=block.offset)` shares it without a copy.
+    """
+
+    mapping: NDArray[np.uint8]
+    offset: int
+    nbytes: int
+
+    @property
+    def view(self) -> memoryview:
+        """Exactly the block's bytes."""
+        return self.mapping[self.offset : self.offset + self.nbytes].data
+
+
+class MemoryPool:
+    """Makes blocks, and remakes dead ones where it may keep them.
+
+    `spare_limit_nbytes` bounds what dead blocks keep resident. At 0, the start, a block's memory goes back to the operating
+    system the moment its last reference dies.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spares: list[mmap.mmap] = []  # oldest first
+        self._limit_nbytes = 0
+
+    @property
+    def spare_limit_nbytes(self) -> int:
+        """How much memory dead blocks may keep."""
+        return self._limit_nbytes
+
+    @spare_limit_nbytes.setter
+    def spare_limit_nbytes(self, nbytes: int) -> None:
+        with self._lock:
+            self._limit_nbytes = nbytes
+            self._drop_oldest(down_to=nbytes)
+
+    @property
+    def spare_nbytes(self) -> int:
+        """How much memory dead blocks keep now."""
+        with self._lock:
+            return sum(map(len, self._spares))
+
+    def block(self, nbytes: int, phase: int) -> MemoryBlock:
+        """A block of `nbytes`, its address `phase` modulo 4096, its bytes undefined."""
+        length = max(1, -(-(phase + nbytes) // mmap.PAGESIZE)) * mmap.PAGESIZE
+        memory = self._spare(length) or _map(length)
+        mapping = np.frombuffer(memory, dtype=np.uint8)
+        # whoever shares the block's bytes holds this array, so its death is the block's
+        weakref.finalize(mapping, self._take_back, memory).atexit = False
+        return MemoryBlock(mapping, phase, nbytes)
+
+    def _spare(self, length: int) -> mmap.mmap | None:
+        """The best spare, cut down to `length`; one more than twice as long is worth more whole."""
+        with self._lock:
+            fitting = [spare for spare in self._spares if length <= len(spare) <= 2 * length]
+            if not fitting:
+                return None
+            best = min(fitting, key=len)
+            self._spares.remove(best)
+        if len(best) > length:
+            try:
+                best.resize(length)
+            except (BufferError, OSError):  # the dead block's array is not quite gone yet
+                return None
+        return best
+
+    def _take_back(self, memory: mmap.mmap) -> None:
+        """Keep a dead block's memory if the limit allows; otherwise it is unmapped when this returns."""
+        if len(memory) > self._limit_nbytes:
+            return
+        # blocks die in any thread, even inside the lock below (the collector), so never wait for it: one spare less is no harm
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._drop_oldest(down_to=self._limit_nbytes - len(memory))
+            if len(memory) <= self._limit_nbytes:
+                self._spares.append(memory)
+        finally:
+            self._lock.release()
+
+    def _drop_oldest(self, down_to: int) -> None:
+        kept_nbytes = sum(map(len, self._spares))
+        num_dropped = 0
+        while num_dropped < len(self._spares) and kept_nbytes > down_to:
+            kept_nbytes -= len(self._spares[num_dropped])
+            num_dropped += 1
+        del self._spares[:num_dropped]
+
+
+def address_of(view: memoryview) -> int:
+    """Where a buffer's bytes are; 0 for an empty one."""
+    if not view.nbytes:
+        return 0
+    interface: dict[str, Any] = np.frombuffer(view, dtype=np.uint8).__array_interface__
+    return int(interface["data"][0])
+
+
+def _map(length: int) -> mmap.mmap:
+    """Fresh private memory of `length`."""
     try:
-        rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
-        kib = {row[0]: int(row[1]) for row in rows if row and row[0] in ("MemTotal:", "MemAvailable:")}
-        return {"MemTotal": kib["MemTotal:"] * 1024, "MemAvailable": kib["MemAvailable:"] * 1024}
-    except (OSError, KeyError):  # not Linux
-        page_nbytes = os.sysconf("SC_PAGE_SIZE")
-        total_nbytes = os.sysconf("SC_PHYS_PAGES") * page_nbytes
-        free_pages = os.sysconf("SC_AVPHYS_PAGES") if "SC_AVPHYS_PAGES" in os.sysconf_names else 0
-        return {"MemTotal": total_nbytes, "MemAvailable": free_pages * page_nbytes or total_nbytes // 2}
-
-
-def _groups(root: Path) -> Iterator[_Group]:
-    """Every control group with a memory limit that this process is in, from its own up to the root."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            mounts, version = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], 2
-        elif "memory" in controllers.split(","):
-            mounts, version = [root / "sys/fs/cgroup/memory"], 1
-        else:
-            continue
-        # a container often sees the group's path from outside but mounts the group itself: the mount is tried too
-        inner = Path(path.lstrip("/"))
-        for mount in mounts:
-            for folder in (mount / inner, *(mount / parent for parent in inner.parents)):
-                group = _read_group(folder, version)
-                if group is not None:
-                    yield group
-
-
-def _read_group(folder: Path, version: int) -> _Group | None:
-    limit_file, usage_file, reclaimable_field = _FILES[version]
-    try:
-        limit_text = (folder / limit_file).read_text().strip()
-        if limit_text == "max":
-            return None
-        used_nbytes = int((folder / usage_file).read_text())
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return _Group(int(limit_text), used_nbytes - int(statistics.get(reclaimable_field, 0)))
-    except (OSError, ValueError):
-        return None
+        # mmap's own default is shared memory: slower to fault in, and outside of RLIMIT_DATA
+        return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for a block of {format_bytes(length)} that comes back from its tier") from error

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tensorferry.errors import TierFull, TierLost
-from tensorferry.plan.machine import TierSpeed
-from tensorferry.tiers.memory import free_memory_nbytes
-from tensorferry.tiers.meter import CopyMeter
+from tensorferry.machine import TierSpeed, free_memory_nbytes
 from tensorferry.tiers.space import size_class
+from tensorferry.tiers.speed import CopyMeter
 from tensorferry.units import format_bytes
 
 Buffer = TypeVar("Buffer")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensorferry.plan.machine import TierSpeed
-from tensorferry.tiers.block import Block
+from tensorferry.machine import TierSpeed
+from tensorferry.tiers.memory import MemoryBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Tier(Protocol):
         """Copy a block's bytes out. Raises `TierFull` or `TierLost`; the tier stays usable after `TierFull`."""
         ...
 
-    def read(self, slot: Slot) -> Block:
+    def read(self, slot: Slot) -> MemoryBlock:
         """Copy a slot's bytes into new memory; the slot keeps them too. Raises `TierLost`."""
         ...
 

@@ -1,6 +1,5 @@
 """What was run, and where: everything that another run needs to be the same one."""
 
-import os
 import platform
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from tensorferry import __version__
 from tensorferry.errors import BadRun
+from tensorferry.machine import count_cores, find_processor
 from tensorferry.train.trainer import Terms
 
 FORMAT = "tensorferry-run-1"
@@ -63,7 +63,7 @@ def describe_environment() -> dict[str, str]:
     """What the run runs on: versions, processor, cores, accelerator. No names of machines or people."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     found["processor"] = find_processor()
-    found["cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    found["cores"] = str(count_cores())
     return found | find_versions(_PACKAGES)
 
 
@@ -76,12 +76,3 @@ def find_versions(packages: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def find_processor() -> str:
-    """What the processor calls itself."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())

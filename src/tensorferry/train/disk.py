@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tensorferry.errors import RunFailed
+from tensorferry.messages import first_line
 from tensorferry.train.checkpoints import list_checkpoints
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -24,7 +25,7 @@ def writing(what: str, folder: Path) -> Iterator[None]:
 
 def _explain(what: str, folder: Path, error: Exception) -> str:
     full = _is_full(folder, error)
-    cause = "the disk is full" if full else (getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0])
+    cause = "the disk is full" if full else (getattr(error, "strerror", None) or first_line(error))
     left = list_checkpoints(folder / "checkpoints")
     kept = f"{left[0]} is still whole" if left else "nothing was saved before"
     advice = f", then: ferry train --resume {folder}" if left else " and begin anew"

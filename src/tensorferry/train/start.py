@@ -8,6 +8,7 @@ from typing import Any
 
 from tensorferry.engines.precision import check_name
 from tensorferry.errors import BadData, BadRun, RunFailed
+from tensorferry.messages import first_line
 from tensorferry.recipes.cap import is_out_of_memory
 from tensorferry.recipes.loading import find_recipe, make_recipe
 from tensorferry.recipes.recipe import Data, Recipe
@@ -156,9 +157,7 @@ def _clear_memory_errors(session: Session) -> Iterator[None]:
             raise
         budget = session.config.terms.budget
         advice = "Lower the budget" if budget else "Train inside a budget, as with --budget 2GiB or --budget auto"
-        raise RunFailed(
-            f"the model ran out of memory: {str(error).splitlines()[0]} {advice}, or take a smaller batch."
-        ) from error
+        raise RunFailed(f"the model ran out of memory: {first_line(error)} {advice}, or take a smaller batch.") from error
 
 
 def _find_source(data: Path | None) -> Path | None:

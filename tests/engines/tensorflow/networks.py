@@ -19,7 +19,8 @@ from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording, record
 from tensorferry.engines.tensorflow.swap import Crossings
-from tensorferry.plan import Decision, Machine, TierSpeed
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Decision
 from tensorferry.tiers import open_tier
 
 SMALLEST_NBYTES = 4096  # so that even the tensors of these little models move

@@ -8,9 +8,10 @@ from tensorflow.python.eager import context
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from tensorferry.engines.tensorflow.device import Device
-from tensorferry.plan import Action, Decision, Machine, TierSpeed, find_floor, make_plan
-from tensorferry.plan.replay import find_replays
-from tensorferry.plan.tables import make_tables
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Action, Decision, find_floor, make_plan
+from tensorferry.plan.options import find_recomputations
+from tensorferry.plan.schedule import make_tables
 
 
 @pytest.fixture(scope="module", params=NETWORKS, ids=lambda network: network.name)
@@ -23,7 +24,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 def _swap(bench: Bench, s: int) -> Decision:
     storage = bench.recording.trace.storages[s]
-    return Decision(s, Action.SWAP, storage.nbytes, fetch_at=storage.wanted_at)
+    return Decision(s, Action.SWAP, storage.nbytes, swap_in_at=storage.wanted_at)
 
 
 def test_results_are_identical_when_everything_is_swapped_and_watched(bench: Bench) -> None:
@@ -46,7 +47,7 @@ def test_results_are_identical_under_a_tight_plan(bench: Bench, slow_link: bool)
 
 
 def test_results_are_identical_when_all_is_recomputed_that_can_be(bench: Bench) -> None:
-    replays = find_replays(make_tables(bench.recording.trace))
+    replays = find_recomputations(make_tables(bench.recording.trace))
     storages = bench.recording.trace.storages
 
     def choose(s: int) -> Decision:

@@ -7,7 +7,7 @@ from traces import random_machine, random_trace
 
 from tensorferry.engines.tensorflow.course import with_caution
 from tensorferry.plan import find_floor, make_plan
-from tensorferry.plan.tables import make_tables
+from tensorferry.plan.schedule import make_tables
 
 SEEDS = st.integers(0, 10**9)
 

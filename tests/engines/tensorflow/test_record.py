@@ -7,7 +7,7 @@ import tensorflow as tf
 from networks import MACHINE, NETWORKS, SMALLEST_NBYTES, Bench, compiled
 
 import tensorferry as ferry
-import tensorferry.plan.tables
+import tensorferry.plan.schedule
 from tensorferry.engines.tensorflow import record
 from tensorferry.trace import Kind, Phase
 
@@ -61,7 +61,7 @@ def test_the_modelled_memory_is_what_the_allocator_hands_out() -> None:
         for s in trace.movable
     ]
     bench.run(swap, num_steps=2, gated_nbytes=0, watched=True)
-    tables = ferry.plan.tables.make_tables(trace)
+    tables = ferry.plan.schedule.make_tables(trace)
     start = bench.diary.probes[0].left_nbytes
     wrong = [
         abs(probe.left_nbytes - start - int(tables.lowest[i] - tables.demand_nbytes[i] - tables.start_nbytes))

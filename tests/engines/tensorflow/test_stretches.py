@@ -7,8 +7,7 @@ from traces import random_machine, random_trace
 
 from tensorferry.engines.tensorflow.stretches import Stretch, find_gates, find_room, find_stretches
 from tensorferry.plan import find_floor, make_plan, simulate
-from tensorferry.plan.schedule import make_schedule
-from tensorferry.plan.tables import make_tables
+from tensorferry.plan.schedule import make_op_schedule, make_tables
 
 SEEDS = st.integers(0, 10**9)
 
@@ -22,7 +21,7 @@ def test_room_is_what_the_simulated_step_leaves_of_the_limit() -> None:
 
 def test_room_knows_what_a_plan_moved() -> None:
     trace = small_trace()
-    timeline = simulate(trace, plan_of(trace, swap(1, fetch_at=4)), machine(out=1e6))
+    timeline = simulate(trace, plan_of(trace, swap(1, swap_in_at=4)), machine(out=1e6))
     assert find_room(make_tables(trace), timeline, 200)[3] == 185  # A is away
 
 
@@ -45,7 +44,7 @@ def test_a_stretch_ends_where_something_arrives_and_around_units_that_are_alone(
 def test_a_gate_knows_every_block_up_to_the_next() -> None:
     trace = small_trace(workspace_nbytes=30)
     tables = make_tables(trace)
-    gates = find_gates(tables, make_schedule(tables, ()), [Stretch(0, 1), Stretch(1, 4), Stretch(4, 6)], {0, 4}, 20)
+    gates = find_gates(tables, make_op_schedule(tables, ()), [Stretch(0, 1), Stretch(1, 4), Stretch(4, 6)], {0, 4}, 20)
     assert {i: (gate.nbytes, gate.blocks) for i, gate in gates.items()} == {
         0: (100, [100]),
         1: (60, [10, 10, 10]),  # with op 2's workspace, and B and C not yet freed
@@ -56,8 +55,8 @@ def test_a_gate_knows_every_block_up_to_the_next() -> None:
 def test_units_that_add_little_share_the_gate_of_those_before() -> None:
     tables = make_tables(small_trace())
     singles = [Stretch(i, i + 1) for i in range(6)]
-    assert list(find_gates(tables, make_schedule(tables, ()), singles, {0}, 1000)) == [0]
-    assert list(find_gates(tables, make_schedule(tables, ()), singles, {0}, 0)) == [0, 1, 2, 3, 4, 5]
+    assert list(find_gates(tables, make_op_schedule(tables, ()), singles, {0}, 1000)) == [0]
+    assert list(find_gates(tables, make_op_schedule(tables, ()), singles, {0}, 0)) == [0, 1, 2, 3, 4, 5]
 
 
 @settings(max_examples=60, deadline=None)

@@ -15,7 +15,7 @@ import torch
 
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, block_bytes
 from tensorferry.engines.torch.opening import Opened
-from tensorferry.plan import TierSpeed
+from tensorferry.machine import TierSpeed
 
 NAN_BYTE = 0xFF  # a float, half or bfloat16 of all ones is NaN
 

@@ -11,7 +11,8 @@ from adversary import Adversary, adversary_opener
 from cases import CASES, Case, Outcome, compare_step, train
 
 from tensorferry.engines.torch import LargeModel, capture
-from tensorferry.plan import Machine, find_floor
+from tensorferry.machine import Machine
+from tensorferry.plan import find_floor
 
 SMALLEST_NBYTES = 512  # so that even the storages of these little models move
 

@@ -106,7 +106,7 @@ def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is
         import json, sys
         import torch
         import tensorferry as ferry
-        from tensorferry.plan import TierSpeed
+        from tensorferry.machine import TierSpeed
         from tensorferry.recipes.gpt import GPT, compute_loss, make_batch
         from tensorferry.tiers.files import FileTier
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tensorferry.engines.torch.calls import Call, Like, RealCalls, note_call
 from tensorferry.engines.torch.dry import DryModel, DryStep
 from tensorferry.engines.torch.timing import Job, _pack, time_calls, time_job
-from tensorferry.plan.timed import Sample
+from tensorferry.machine.timed_ops import Sample
 
 ADD = Call("aten::add", "Tensor", (Like((8, 8), (8, 1), torch.float32), Like((8,), (1,), torch.float32)), ())
 

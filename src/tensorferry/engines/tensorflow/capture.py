@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.tensorflow.record import record
-from tensorferry.plan import Machine
+from tensorferry.machine import Machine
 from tensorferry.tiers import this_machine
 from tensorferry.trace import Trace
 

@@ -21,8 +21,9 @@ from tensorferry.engines.tensorflow.record import Recording
 from tensorferry.engines.tensorflow.stretches import find_room
 from tensorferry.engines.tensorflow.swap import Crossings, Diary
 from tensorferry.errors import TierLost
-from tensorferry.plan import Action, Decision, Lane, Machine, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
-from tensorferry.plan.tables import make_tables
+from tensorferry.machine import Machine
+from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
+from tensorferry.plan.schedule import make_tables
 from tensorferry.report import Counters
 from tensorferry.trace import Trace
 
@@ -78,7 +79,7 @@ class Course:
         """Make the function that swaps everything and is watched, unit by unit where they add something that could move."""
         trace = self.trace
         decisions = [
-            Decision(s, Action.SWAP, trace.storages[s].nbytes, fetch_at=trace.storages[s].wanted_at) for s in trace.movable
+            Decision(s, Action.SWAP, trace.storages[s].nbytes, swap_in_at=trace.storages[s].wanted_at) for s in trace.movable
         ]
         self._rebuild(decisions, self._min_nbytes)
 
@@ -285,4 +286,4 @@ def _fetch_earlier(trace: Trace, decision: Decision, num_ops: int) -> Decision:
     if decision.action is not Action.SWAP or storage.wanted_at is None or storage.idle_after is None:
         return decision
     latest = max(storage.idle_after + 1, storage.wanted_at - num_ops)
-    return replace(decision, fetch_at=min(storage.wanted_at if decision.fetch_at is None else decision.fetch_at, latest))
+    return replace(decision, swap_in_at=min(storage.wanted_at if decision.swap_in_at is None else decision.swap_in_at, latest))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tensorferry.engines.tensorflow.record import record
 from tensorferry.errors import BadModel, NotTraceable
+from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
 DTYPES = {"fp32": tf.float32, "int64": tf.int64, "int32": tf.int32, "bool": tf.bool}
@@ -37,7 +38,7 @@ def capture_dry(model: Any, inputs: Sequence[tuple[tuple[int, ...], str]], *, lo
     try:
         graph = _trace(model.train_step, batch).graph
     except Exception as error:  # whatever a user's layers can raise
-        raise NotTraceable(f"the step cannot be followed without running it: {_first_line(error)}") from error
+        raise NotTraceable(f"the step cannot be followed without running it: {kind_and_first_line(error)}") from error
     return record(graph, min_nbytes=1).trace
 
 
@@ -47,7 +48,7 @@ def _find_outputs(model: Any, specs: list[tf.TensorSpec]) -> list[tf.TensorSpec]
     try:
         made = _trace(lambda given: model(given, training=True), _alone_or_all(specs))
     except Exception as error:  # whatever a user's layers can raise
-        raise BadModel(f"the model rejects an input of {shapes}: {_first_line(error)}") from error
+        raise BadModel(f"the model rejects an input of {shapes}: {kind_and_first_line(error)}") from error
     found = [tensor for tensor in tf.nest.flatten(made.structured_outputs) if tensor.dtype.is_floating]
     if not found:
         raise BadModel("expected the model to return a tensor of real numbers, and it returned none")
@@ -84,8 +85,3 @@ def _mean_of_outputs(target: tf.Tensor, output: tf.Tensor) -> tf.Tensor:  # noqa
 def _alone_or_all(values: Sequence[Any]) -> Any:
     """One value as it is, several as a list: as Keras calls a model."""
     return values[0] if len(values) == 1 else list(values)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

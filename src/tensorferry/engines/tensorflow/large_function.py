@@ -23,10 +23,11 @@ from tensorferry.engines.tensorflow.notes import notes_on
 from tensorferry.engines.tensorflow.record import Recording, record
 from tensorferry.engines.tensorflow.swap import Crossings
 from tensorferry.errors import BudgetTooSmall, NotSupported
-from tensorferry.plan import Action, Machine, find_floor
+from tensorferry.machine import Machine, free_memory_nbytes
+from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import Floor, too_small
 from tensorferry.report import Counters, Report
-from tensorferry.tiers import free_memory_nbytes, open_tier, this_machine
+from tensorferry.tiers import open_tier, this_machine
 from tensorferry.trace import Op, Trace
 from tensorferry.units import parse_bytes
 

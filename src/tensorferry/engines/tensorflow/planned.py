@@ -30,8 +30,7 @@ from tensorferry.engines.tensorflow.record import Recording, sums_in_any_order
 from tensorferry.engines.tensorflow.stretches import Demand, Stretch, find_gates, find_stretches
 from tensorferry.engines.tensorflow.swap import Crossings, Stop
 from tensorferry.plan import Action, Decision
-from tensorferry.plan.schedule import find_due, make_schedule
-from tensorferry.plan.tables import Tables, make_tables
+from tensorferry.plan.schedule import Tables, find_due, make_op_schedule, make_tables
 
 _HOST = "/device:CPU:0"
 
@@ -73,7 +72,7 @@ class _Plan:
         self.tables: Tables = make_tables(recording.trace)
         moved = [d for d in decisions if d.action is not Action.KEEP]
         self.decisions = {d.storage: d for d in moved}
-        self.schedule = make_schedule(self.tables, moved)
+        self.schedule = make_op_schedule(self.tables, moved)
         self.due = find_due(self.tables.gaps, moved)
         self.storage_of = {t.name: s for s, t in enumerate(recording.tensors) if t is not None}
         self.again: dict[int, tf.Tensor] = {}  # by storage: the tensor that stands for it after its gap
@@ -106,7 +105,7 @@ class _Plan:
                 rooms[i] = tuple(self.tables.gaps[s].nbytes for s in now)
                 self._add_fetches(now, [self._add_room(i, before)], leaving)
             if i in demands:
-                arrivals = tuple(self.schedule.arrive.get(i, ()))
+                arrivals = tuple(self.schedule.wanted.get(i, ()))
                 fetched = [self.tables.gaps[s].nbytes for s in early]
                 gates[i] = Stop(arrivals, demands[i].nbytes + sum(fetched), (*fetched, *demands[i].blocks))
                 before = [self._add_gate(i, [*before, *(self.fetches[s] for s in arrivals)])]
@@ -117,7 +116,7 @@ class _Plan:
                         before.append(self._give_back(s, before[:1]))
                     elif self._is_elsewhere(s):
                         self._send_back(s, before)
-            for s in self.schedule.replay.get(i, ()):
+            for s in self.schedule.recompute.get(i, ()):
                 before = [*before, *self._add_replay(s, before)]
             before = self._run_stretch(stretch, before, leave_at)
         return Stops(gates, rooms, frozenset(leaving) & frozenset(self.states))
@@ -126,7 +125,7 @@ class _Plan:
         self, gated_nbytes: int, room_nbytes: Sequence[int] | None, fetch_at: dict[int, list[int]]
     ) -> tuple[list[Stretch], dict[int, Demand]]:
         """All units in stretches, and where gates stand."""
-        starts = {0, *fetch_at, *self.schedule.arrive, *self.schedule.replay}
+        starts = {0, *fetch_at, *self.schedule.wanted, *self.schedule.recompute}
         if room_nbytes is None:
             stretches = [Stretch(i, i + 1) for i in range(len(self.units))]
         else:
@@ -152,7 +151,7 @@ class _Plan:
     def _fetch_position(self, decision: Decision) -> int:
         gap = self.tables.gaps[decision.storage]
         due = self.due[decision.storage]
-        return due if decision.fetch_at is None else max(gap.leaves_at, min(decision.fetch_at, due))
+        return due if decision.swap_in_at is None else max(gap.leaves_at, min(decision.swap_in_at, due))
 
     def _find_late_readers(self) -> None:
         wanted = {s: self.tables.gaps[s].wanted_at for s in self.decisions}

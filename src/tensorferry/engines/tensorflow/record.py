@@ -27,7 +27,7 @@ from tensorferry.engines.tensorflow.graph import (
     pooling_gradient,
     tensor_nbytes,
 )
-from tensorferry.plan import Machine
+from tensorferry.machine import Machine
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
 TRACKED_SHARE = 16  # storages of at least this part of the smallest that may move are in the trace

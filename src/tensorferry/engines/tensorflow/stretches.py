@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from tensorferry.plan import Lane, Timeline, Work
-from tensorferry.plan.schedule import Schedule
-from tensorferry.plan.tables import Tables
+from tensorferry.plan.schedule import OpSchedule, Tables
 
 # of what nothing holds, for one stretch: while it runs, as much again may be on pages of free blocks that it was expected to use
 # and did not, and as much in blocks that are larger than asked for
@@ -68,7 +67,7 @@ def find_stretches(tables: Tables, room_nbytes: Sequence[int], starts: Collectio
 
 
 def find_gates(
-    tables: Tables, schedule: Schedule, stretches: Sequence[Stretch], starts: Collection[int], gated_nbytes: int
+    tables: Tables, schedule: OpSchedule, stretches: Sequence[Stretch], starts: Collection[int], gated_nbytes: int
 ) -> dict[int, Demand]:
     """By position: the gates, one at each of `starts`, and one wherever units without one would add `gated_nbytes` or more."""
     made = defaultdict(list)
@@ -79,7 +78,7 @@ def find_gates(
     gate, held_nbytes = gates[0], 0
     for stretch in stretches:
         units = range(stretch.start, stretch.stop)
-        replayed = [k for s in schedule.replay.get(stretch.start, ()) for k in schedule.replayed_ops[s]]
+        replayed = [k for s in schedule.recompute.get(stretch.start, ()) for k in schedule.replayed_ops[s]]
         adds_nbytes = sum(tables.new_nbytes[k] for k in replayed)
         if len(units) == 1:
             adds_nbytes += tables.demand_nbytes[stretch.start]

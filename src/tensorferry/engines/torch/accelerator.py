@@ -11,7 +11,7 @@ import torch
 
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device
 from tensorferry.errors import BadTier
-from tensorferry.plan import TierSpeed
+from tensorferry.machine import TierSpeed
 from tensorferry.tiers import PinnedSlot, PinnedTier
 
 _POLL_SECONDS = 1e-4

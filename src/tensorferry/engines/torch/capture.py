@@ -16,7 +16,8 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
-from tensorferry.plan import Machine, time_trace
+from tensorferry.machine import Machine, time_trace
+from tensorferry.messages import kind_and_first_line
 from tensorferry.tiers import this_machine
 from tensorferry.trace import Trace
 
@@ -69,9 +70,8 @@ def _capture_fake(
                 add_states(step.recorder, optimizer, min_nbytes)
                 trace = step.trace()
     except Exception as error:  # whatever a user's step can raise
-        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         raise NotTraceable(
-            f"the step cannot be followed without running it: {first_line}. Capture it with fake=False."
+            f"the step cannot be followed without running it: {kind_and_first_line(error)}. Capture it with fake=False."
         ) from error
     # of a machine that only its memory is known of, no op can be timed
     return time_trace(trace, machine) if machine.memory_nbytes_per_second else trace

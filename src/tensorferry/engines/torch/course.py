@@ -12,7 +12,8 @@ import numpy as np
 from tensorferry.engines.torch.planned import PlannedStep, Schedule
 from tensorferry.engines.torch.record import Recorder, RecordingStep
 from tensorferry.errors import BudgetTooSmall
-from tensorferry.plan import Action, Machine, Plan, Timeline, find_floor, make_plan, simulate
+from tensorferry.machine import Machine
+from tensorferry.plan import Action, Plan, Timeline, find_floor, make_plan, simulate
 from tensorferry.report import Counters
 from tensorferry.trace import Trace
 

@@ -30,6 +30,7 @@ from tensorferry.engines.torch.fake import FakeDevice, FakeStep, QuickFakeMode, 
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import BadModel, FerryError, NotTraceable
+from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
 DTYPES = {
@@ -107,7 +108,7 @@ def _make_real_model(make_model: Callable[[], Any]) -> Any:
     try:
         return make_model()
     except Exception as error:  # whatever a user's factory can raise
-        raise BadModel(f"the factory failed{_where(error)}: {_first_line(error)}") from error
+        raise BadModel(f"the factory failed{_where(error)}: {kind_and_first_line(error)}") from error
 
 
 def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: list[Call | None] | None) -> Trace:
@@ -143,7 +144,9 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: 
     except FerryError:
         raise
     except Exception as error:  # whatever a user's forward or backward can raise
-        raise NotTraceable(f"the step cannot be followed without running it{_where(error)}: {_first_line(error)}") from error
+        raise NotTraceable(
+            f"the step cannot be followed without running it{_where(error)}: {kind_and_first_line(error)}"
+        ) from error
     # no process holds anything yet, so the step's storages are all there is
     return replace(recorded.trace(), overhead_nbytes=0, device=step.kernels.split("-")[0])
 
@@ -173,12 +176,12 @@ def _call(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
         return model(*inputs)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise NotTraceable(
-            f"the model's control flow depends on values{_where(error)} ({_first_line(error)}), "
+            f"the model's control flow depends on values{_where(error)} ({kind_and_first_line(error)}), "
             "which a step that is not run does not have; capture it with ferry.capture(..., fake=False)"
         ) from error
     except Exception as error:
         shapes = ", ".join("x".join(map(str, tensor.shape)) for tensor in inputs)
-        raise BadModel(f"the model rejects an input of {shapes}{_where(error)}: {_first_line(error)}") from error
+        raise BadModel(f"the model rejects an input of {shapes}{_where(error)}: {kind_and_first_line(error)}") from error
 
 
 def _find_scores(output: Any, loss: str) -> list[torch.Tensor]:
@@ -232,8 +235,3 @@ def _where(error: BaseException) -> str:
         if not frame.filename.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<"))
     ]
     return f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,7 +1,7 @@
 """Trace a step without running it: fake tensors have shapes and storages but no bytes.
 
 The memory that kernels take for themselves comes from a small model of them, and times from a machine's data sheet
-(`tensorferry.plan.roofline`), so a trace of this kind is an estimate.
+(`tensorferry.machine.roofline`), so a trace of this kind is an estimate.
 """
 
 import random

@@ -23,6 +23,7 @@ from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step, takes_gradients_early
 from tensorferry.errors import NotTraceable
+from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
 
@@ -59,7 +60,7 @@ def forecast(
                     pass
             return Forecast(_follow(model, args, kwargs, None, min_nbytes), ())
     except Exception as error:  # whatever a user's forward can raise
-        raise NotTraceable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        raise NotTraceable(kind_and_first_line(error)) from error
 
 
 def _can_follow(optimizers: Sequence[torch.optim.Optimizer]) -> bool:

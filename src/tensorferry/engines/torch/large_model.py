@@ -26,7 +26,8 @@ from tensorferry.engines.torch.standing import find_optimizers, find_standing, p
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import FerryError, GraphFreed, NotTraceable
-from tensorferry.plan import Action, Machine, find_floor
+from tensorferry.machine import Machine
+from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import too_small
 from tensorferry.report import Counters, Report
 from tensorferry.trace import Trace

@@ -10,8 +10,8 @@ from tensorferry.engines.budget import AUTO_SHARE
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.engines.torch.device import CpuDevice, Device
-from tensorferry.plan import TierSpeed
-from tensorferry.tiers import free_memory_nbytes, open_tier
+from tensorferry.machine import TierSpeed, free_memory_nbytes
+from tensorferry.tiers import open_tier
 
 
 class SwapSpace(Protocol):

@@ -78,9 +78,9 @@ class Schedule:
         for ordinal, storage in enumerate(self.saved_storages):
             first.setdefault(storage, ordinal)
         due: dict[int, list[int | StateStorage]] = {}
-        swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.fetch_at is not None]
+        swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.swap_in_at is not None]
         for decision in sorted(swaps, key=lambda d: self.trace.storages[d.storage].wanted_at or 0):
-            due.setdefault(decision.fetch_at or 0, []).append(first[decision.storage])
+            due.setdefault(decision.swap_in_at or 0, []).append(first[decision.storage])
         return due
 
     @cached_property

@@ -21,7 +21,7 @@ import torch
 
 from tensorferry.child import child_path
 from tensorferry.engines.torch.calls import Call, RealCalls
-from tensorferry.plan.timed import Sample, choose_next
+from tensorferry.machine.timed_ops import Sample, choose_next
 
 MOST_SECONDS = 10.0  # of timing, without the start of the process
 _CHILD = "from tensorferry.engines.torch.timing import main; main()"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, MissingExtra
-from tensorferry.inference.source import first_line
+from tensorferry.inference.source import root_cause
 from tensorferry.recipes.references import load_reference
 
 
@@ -15,7 +15,7 @@ def build_model(reference: str, weights: Path | None) -> Any:
     try:
         model = factory()
     except Exception as error:  # whatever a user's function can raise
-        raise BadModel(f"{reference!r} failed: {first_line(error)}") from error
+        raise BadModel(f"{reference!r} failed: {root_cause(error)}") from error
     if weights is not None:
         load_weights(model, weights)
     return model
@@ -33,7 +33,7 @@ def load_weights(model: Any, path: Path) -> None:
     except MissingExtra:
         raise
     except Exception as error:  # pickle, zip, HDF5 and names that differ, each in its own words
-        raise BadModel(f"cannot take weights from {path.name}: {first_line(error)}") from error
+        raise BadModel(f"cannot take weights from {path.name}: {root_cause(error)}") from error
 
 
 def _read_state(path: Path) -> Any:

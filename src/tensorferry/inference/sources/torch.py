@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
+from tensorferry.inference.source import Arrays, Route, Source, quiet_exporters, root_cause
 from tensorferry.inference.sources.onnx import convert, save_openvino
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
@@ -91,7 +91,7 @@ def read_script(path: Path, example: Arrays, trust: bool) -> Source:
         with quiet_exporters():  # torch wants people to use torch.export instead, and so do we
             module = torch.jit.load(str(path), map_location=_CPU).eval()
     except RuntimeError as error:
-        raise BadModel(f"PyTorch cannot load {path.name}: {first_line(error)}") from None
+        raise BadModel(f"PyTorch cannot load {path.name}: {root_cause(error)}") from None
     return replace(read_module(module, example, path.name), keep=_keep_script(lambda target: shutil.copyfile(path, target)))
 
 
@@ -211,7 +211,7 @@ def _call(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...]) -> dict[st
             result = module(*tensors)
     except Exception as error:  # a module may raise whatever it likes
         shapes = " and ".join("x".join(map(str, tensor.shape)) for tensor in tensors)
-        raise BadModel(f"the model cannot be called with rows of the example, {shapes}: {first_line(error)}") from error
+        raise BadModel(f"the model cannot be called with rows of the example, {shapes}: {root_cause(error)}") from error
     if isinstance(result, torch.Tensor):
         return {"output": result}
     named = dict(result) if isinstance(result, dict) else {f"output_{at}": each for at, each in enumerate(result)}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tensorferry.plan.machine import Machine, TierSpeed
+from tensorferry.machine.machine import Machine, TierSpeed
 
 FORMAT = "tensorferry-machine-1"
 
@@ -22,7 +22,7 @@ def cache_file() -> Path:
 
 
 @contextlib.contextmanager
-def alone(cache: Path) -> Iterator[None]:
+def locked(cache: Path) -> Iterator[None]:
     """Only one process of this user measures at a time; where there is no cache folder, all do."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):

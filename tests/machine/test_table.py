@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tensorferry import BadMachine, find_machine, list_machines
-from tensorferry.plan.machines import load_entry, make_machine
+from tensorferry.machine.table import load_entry, make_machine
 
 MACHINES = list_machines()
 

@@ -1,10 +1,12 @@
-"""The meter counts busy time once, however many copies share it."""
+"""Speeds: busy time counts once however many copies share it, and measuring a tier leaves it as it was."""
 
 import time
+from pathlib import Path
 
 import pytest
 
-from tensorferry.tiers.meter import CopyMeter
+from tensorferry.tiers.files import FileTier
+from tensorferry.tiers.speed import CopyMeter, measure_tier
 
 
 def test_before_the_first_copy_there_is_no_rate() -> None:
@@ -47,3 +49,13 @@ def test_copies_side_by_side_count_as_one_stream_and_idle_time_not_at_all() -> N
     rate = meter.nbytes_per_second()
     assert rate is not None
     assert 1000 / seconds <= rate <= 1000 / 0.02
+
+
+def test_measuring_gives_both_rates_and_releases_all_slots(tmp_path: Path) -> None:
+    tier = FileTier("disk", tmp_path)
+    speed = measure_tier(tier, block_nbytes=2**20, num_blocks=3)
+    assert speed.name == "disk"
+    assert min(speed.out_nbytes_per_second, speed.in_nbytes_per_second, speed.latency_seconds) > 0
+    slot = tier.write(memoryview(bytearray(2**20 + 1)))
+    assert slot.offset == 0, "all slots were given back"
+    tier.close()

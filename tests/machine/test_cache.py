@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensorferry.plan.machine import Machine, TierSpeed
-from tensorferry.tiers.remember import FORMAT, cache_file, recall, remember
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.machine.cache import FORMAT, cache_file, recall, remember
 
 MACHINE = Machine("this machine", 7, (TierSpeed("disk", 1.5, 2.5, 0.1, 9),), {"fp32": 3.0}, memory_nbytes_per_second=4.0)
 ROW = asdict(MACHINE)

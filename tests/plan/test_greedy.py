@@ -4,9 +4,10 @@ from math import inf
 
 from oracle import make_options
 
-from tensorferry.plan import Action, Machine, TierSpeed
-from tensorferry.plan.choose import Aim, Choice, choose_actions
+from tensorferry.machine import Machine, TierSpeed
+from tensorferry.plan import Action
 from tensorferry.plan.floor import floor_of
+from tensorferry.plan.greedy import SweepResult, SweepSettings, choose_actions
 from tensorferry.plan.options import Options
 from tensorferry.trace import make_chain_trace
 
@@ -18,16 +19,16 @@ def chain(gb_per_second: float = 10.0) -> Options:
     return make_options(make_chain_trace(20, varied=False), Machine("card", 2**34, (tier,)))
 
 
-def sweep(options: Options, less_nbytes: int, lane_share: float, **fields: int) -> Choice:
-    return choose_actions(options, Aim(options.tables.trace.plain_peak_nbytes - less_nbytes, lane_share, **fields))  # type: ignore[arg-type]
+def sweep(options: Options, less_nbytes: int, lane_share: float, **fields: int) -> SweepResult:
+    return choose_actions(options, SweepSettings(options.tables.trace.plain_peak_nbytes - less_nbytes, lane_share, **fields))  # type: ignore[arg-type]
 
 
-def labels(options: Options, choice: Choice, action: Action) -> list[str]:
+def labels(options: Options, choice: SweepResult, action: Action) -> list[str]:
     return [options.tables.trace.storages[s].label for s, done in choice.actions.items() if done is action]
 
 
 def test_nothing_leaves_when_everything_fits() -> None:
-    assert sweep(chain(), 0, inf) == Choice({})
+    assert sweep(chain(), 0, inf) == SweepResult({})
 
 
 def test_swapping_takes_what_is_wanted_last_first() -> None:
@@ -62,19 +63,19 @@ def test_what_is_barred_is_not_done() -> None:
     options = chain()
     first = next(iter(sweep(options, 100 * MIB, inf).actions))
     barred = frozenset({(first, Action.SWAP)})
-    again = choose_actions(options, Aim(options.tables.trace.plain_peak_nbytes - 100 * MIB, inf, barred=barred))
+    again = choose_actions(options, SweepSettings(options.tables.trace.plain_peak_nbytes - 100 * MIB, inf, barred=barred))
     assert first not in again.actions
 
 
 def test_a_target_below_the_floor_gets_stuck_at_the_op_that_sets_it() -> None:
     options = chain()
     floor = floor_of(options.tables)
-    assert choose_actions(options, Aim(floor.nbytes, 0.0)).stuck_at is None
-    assert choose_actions(options, Aim(floor.nbytes - 1, 0.0)).stuck_at == floor.op
+    assert choose_actions(options, SweepSettings(floor.nbytes, 0.0)).stuck_at is None
+    assert choose_actions(options, SweepSettings(floor.nbytes - 1, 0.0)).stuck_at == floor.op
 
 
 def test_a_replay_that_does_not_fit_is_swapped_instead() -> None:
     options = chain()
-    tight = choose_actions(options, Aim(floor_of(options.tables).nbytes, 0.0))
-    roomy = choose_actions(options, Aim(floor_of(options.tables).nbytes + 200 * MIB, 0.0))
+    tight = choose_actions(options, SweepSettings(floor_of(options.tables).nbytes, 0.0))
+    roomy = choose_actions(options, SweepSettings(floor_of(options.tables).nbytes + 200 * MIB, 0.0))
     assert len(labels(options, tight, Action.RECOMPUTE)) < len(labels(options, roomy, Action.RECOMPUTE))

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tensorferry import BadMachine, Machine
-from tensorferry.plan.roofline import EFFICIENCY, op_seconds, rate_of, time_trace
+from tensorferry.machine import time_trace
+from tensorferry.machine.roofline import EFFICIENCY, op_seconds, rate_of
 from tensorferry.trace import Op, Phase, make_chain_trace
 
 CARD = Machine("card", 2**34, (), {"fp32": 10e12, "tf32": 80e12, "fp16": 100e12}, 1e12, kind="gpu", launch_seconds=5e-6)

@@ -1,6 +1,7 @@
-"""A file without a name, read and written around the page cache.
+"""A file without a name, read and written around the page cache, and which folder suits it.
 
-It is gone when the process is, however it dies. For direct I/O memory must be aligned to 512 or 4096 bytes, found by
+It is gone when the process is, however it dies. The folder is one on a real disk, because a file system in memory saves no
+memory. For direct I/O memory must be aligned to 512 or 4096 bytes, found by
 trying, and offsets and lengths in the file to 4096: shorter ones, where allowed at all, make some file systems write one
 block at a time.
 """
@@ -11,6 +12,7 @@ import errno
 import functools
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +22,12 @@ from tensorferry.errors import BadTier, TierFull
 _MOST_NBYTES_A_CALL = 2**30  # the kernel takes just under 2 GiB
 _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
+_OCTAL = re.compile(r"\\([0-7]{3})")
 _WRITE_BACK_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE | _WRITE | _WAIT_AFTER
 
 
-class NamelessFile:
+class ScratchFile:
     """Closed, and with that gone, when the last reference to it dies: a copy under way keeps it."""
 
     def __init__(self, folder: Path, *, direct: bool, cached: bool) -> None:
@@ -150,3 +154,39 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
 def _refused(folder: Path, error: OSError) -> BadTier | TierFull:
     kind = TierFull if error.errno in NO_ROOM else BadTier
     return kind(f"cannot create a file in {str(folder)!r}: {error.strerror}; choose a folder you may write to: 'disk:/path'")
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The type of the file system that `folder` is on, such as "ext4"; "" where the system does not say."""
+    try:
+        rows = [line.split(" ") for line in mounts.read_text(errors="surrogateescape").splitlines()]
+    except OSError:
+        return ""
+    real = folder.resolve()
+    depth, found = -1, ""
+    for _, mounted_at, kind, *_ in rows:
+        point = Path(_OCTAL.sub(lambda match: chr(int(match[1], 8)), mounted_at))
+        # of two mounts at one point, the later one hides the earlier
+        if real.is_relative_to(point) and len(point.parts) >= depth:
+            depth, found = len(point.parts), kind
+    return found
+
+
+def best_folder() -> Path:
+    """The temporary folder, or where that is memory, the first of /var/tmp and the working folder that is on a disk."""
+    try:
+        usual = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # nowhere to write: opening a tier will say so
+        return Path.cwd()
+    for folder in (usual, Path("/var/tmp"), Path.cwd()):
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and file_system(folder) not in MEMORY_FILE_SYSTEMS:
+            return folder
+    return usual
+
+
+def check_folder(folder: Path, tier: str) -> None:
+    """Raise `BadTier` unless `folder` is one."""
+    if not folder.exists():
+        raise BadTier(f"the {tier} tier needs {str(folder)!r}, which does not exist; create it, or name a folder: 'disk:/path'")
+    if not folder.is_dir():
+        raise BadTier(f"the {tier} tier needs a folder, but {str(folder)!r} is not one; name a folder: 'disk:/path'")

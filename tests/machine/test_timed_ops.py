@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tensorferry import Machine
-from tensorferry.plan.roofline import kind_of, op_seconds, time_trace
-from tensorferry.plan.timed import Sample, choose_next, find_corrections
+from tensorferry.machine import time_trace
+from tensorferry.machine.roofline import kind_of, op_seconds
+from tensorferry.machine.timed_ops import Sample, choose_next, find_corrections
 from tensorferry.trace import Op, Phase, Trace
 
 CPU = Machine("cpu", 2**34, (), {"fp32": 1e11}, 1e10)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tensorferry.errors import BadTier
-from tensorferry.plan.machine import Machine, TierSpeed
+from tensorferry.machine import Machine, TierSpeed
 from tensorferry.tiers import open_tier
-from tensorferry.tiers.folder import best_folder
+from tensorferry.tiers.scratch_file import best_folder
 
 
 @pytest.mark.parametrize("text", ["auto", "disk", " disk "])

@@ -9,7 +9,7 @@ No kernel reaches a data sheet's rates. What share each kind of op reaches is in
 one for CPUs. The accelerators' set was fitted to twelve published throughputs (ResNet-50 and BERT large on V100 and A100, in
 fp32 or tf32 and fp16); `benchmarks/published.py` prints each beside what the fit gives. The CPUs' set is relative to the rates
 that `ferry machines measure` finds (a matrix product, a copy) and was fitted to steps measured on two cores; on the machine at
-hand, ops that were timed correct it (`tensorferry.plan.timed`).
+hand, ops that were timed correct it (`tensorferry.machine.timed_ops`).
 
 Limits: one share for all shapes of a kind, so small or odd shapes are predicted too fast; no caches; ops run one at a time.
 """
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tensorferry.errors import BadMachine
-from tensorferry.plan.machine import Machine
+from tensorferry.machine.machine import Machine
 from tensorferry.trace import Op, Trace
 
 

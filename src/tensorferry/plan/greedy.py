@@ -25,8 +25,8 @@ from tensorferry.plan.plan import Action
 
 
 @dataclass(frozen=True)
-class Aim:
-    """How a sweep chooses."""
+class SweepSettings:
+    """How one sweep chooses."""
 
     target_nbytes: int  # no op may hold more
     lane_share: float  # of the copy lanes' time that counts
@@ -37,16 +37,16 @@ class Aim:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SweepResult:
     """What is done to each storage that does not stay, so that every op fits in the target."""
 
     actions: dict[int, Action]
     stuck_at: int | None = None  # the op that cannot be made to fit, and then `actions` are of no use
 
 
-def choose_actions(options: Options, aim: Aim) -> Choice:
+def choose_actions(options: Options, settings: SweepSettings) -> SweepResult:
     """The storages that leave for every op to fit in the target."""
-    return _Sweep(options, aim).run()
+    return _Sweep(options, settings).run()
 
 
 class _Queue:
@@ -73,9 +73,9 @@ class _Queue:
 class _Sweep:
     """One pass over the ops. `held` are the bytes of storages that are resident in their gap."""
 
-    def __init__(self, options: Options, aim: Aim) -> None:
-        self.options, self.aim = options, aim
-        self.gaps, self.replays = options.tables.gaps, options.replays
+    def __init__(self, options: Options, settings: SweepSettings) -> None:
+        self.options, self.settings = options, settings
+        self.gaps, self.recomputations = options.tables.gaps, options.recomputations
         self.now = 0
         self.swap_left = options.swap_capacity_nbytes
         self.out_lane, self.in_lane = 0.0, inf  # seconds up to which copies out, and from which on copies in, are laid out
@@ -84,19 +84,19 @@ class _Sweep:
         self.held = 0
         self.in_gap: set[int] = set()  # resident between leaves_at and wanted_at
         self.early: set[int] = set()  # of those, the ones already due as a replay's source
-        self.heirs: defaultdict[int, list[int]] = defaultdict(list)  # by source: recomputed storages that start from it
-        self.replay_at: defaultdict[int, list[int]] = defaultdict(list)
+        self.dependents: defaultdict[int, list[int]] = defaultdict(list)  # by source: recomputed storages that start from it
+        self.recompute_at: defaultdict[int, list[int]] = defaultdict(list)
         self.back_at: defaultdict[int, list[int]] = defaultdict(list)
         self.swaps = _Queue(lambda s: (-self.due[s],), self._can_swap)
         self.small = _Queue(lambda s: (self.gaps[s].nbytes, -self.due[s]), self._can_swap)
-        self.cheap = _Queue(lambda s: (options.replay_cost[s], self.due[s]), self._can_recompute)
+        self.cheap = _Queue(lambda s: (options.recompute_cost[s], self.due[s]), self._can_recompute)
 
-    def run(self) -> Choice:
+    def run(self) -> SweepResult:
         enter, leave = defaultdict(list), defaultdict(list)
         for s in self.options.ways_out:
             enter[self.gaps[s].leaves_at].append(s)
             leave[self.gaps[s].wanted_at].append(s)
-        target = self.aim.target_nbytes
+        target = self.settings.target_nbytes
         for i, lowest in enumerate(self.options.tables.lowest.tolist()):
             self.now = i
             if i in leave:
@@ -109,19 +109,18 @@ class _Sweep:
                 for s in self.back_at[i]:
                     if self.due[s] == i and self.gaps[s].leaves_at <= i:
                         self._add(s)
-            swell = self._swell() if i in self.replay_at else 0
-            if lowest + self.held + swell > target and not self._make_room(lowest):
-                return Choice({}, stuck_at=i)
-        return Choice(self.actions)
+            if lowest + self.held + self._recompute_extra_nbytes() > target and not self._make_room(lowest):
+                return SweepResult({}, stuck_at=i)
+        return SweepResult(self.actions)
 
     def _make_room(self, lowest: int) -> bool:
-        while lowest + self.held + (self._swell() if self.now in self.replay_at else 0) > self.aim.target_nbytes:
-            if not self._let_go() and not self._relent():
+        while lowest + self.held + self._recompute_extra_nbytes() > self.settings.target_nbytes:
+            if not self._let_one_leave() and not self._swap_one_recomputed():
                 return False
         return True
 
-    def _swell(self) -> int:
-        return self.options.replay_swell(self.now, self.replay_at[self.now])
+    def _recompute_extra_nbytes(self) -> int:
+        return self.options.recompute_extra_nbytes(self.now, self.recompute_at[self.now]) if self.now in self.recompute_at else 0
 
     def _add(self, s: int) -> None:
         """It is resident in its gap from now on: it never left, or came back early."""
@@ -142,14 +141,15 @@ class _Sweep:
     # ---- leaving
 
     def _offer(self, s: int) -> None:
-        if (s, Action.SWAP) not in self.aim.barred:
+        if (s, Action.SWAP) not in self.settings.barred:
             self.swaps.push(s)
-            if self.aim.small_first:
+            if self.settings.small_first:
                 self.small.push(s)
-        if s in self.replays and self.aim.lane_share < inf and (s, Action.RECOMPUTE) not in self.aim.barred:
+        if s in self.recomputations and self.settings.lane_share < inf and (s, Action.RECOMPUTE) not in self.settings.barred:
             link, nbytes = self.options.link, self.gaps[s].nbytes
             limited = self.options.swap_capacity_nbytes < inf
-            if limited or self.replays[s].seconds < self.aim.price * (link.seconds_out(nbytes) + link.seconds_in(nbytes)):
+            copy_seconds = link.seconds_out(nbytes) + link.seconds_in(nbytes)
+            if limited or self.recomputations[s].seconds < self.settings.price * copy_seconds:
                 self.cheap.push(s)
 
     def _can_leave(self, s: int) -> bool:
@@ -159,9 +159,9 @@ class _Sweep:
         return self._can_leave(s) and self.gaps[s].nbytes <= self.swap_left
 
     def _can_recompute(self, s: int) -> bool:
-        return self._can_leave(s) and self._nesting(s) <= self.aim.max_nesting
+        return self._can_leave(s) and self._nesting(s) <= self.settings.max_nesting
 
-    def _let_go(self) -> bool:
+    def _let_one_leave(self) -> bool:
         """Let the best idle storage leave; False where there is none."""
         swap = self.swaps.first()
         hidden = swap is not None and self._hides(swap)
@@ -170,7 +170,7 @@ class _Sweep:
             self._recompute(cheap)
             self._remove(cheap)
             return True
-        if not hidden and self.aim.small_first:
+        if not hidden and self.settings.small_first:
             swap = self.small.first()
         if swap is not None:
             self._swap(swap)
@@ -186,13 +186,13 @@ class _Sweep:
         """When its copy out ends at the earliest, in seconds without stalls."""
         seconds = self.options.link.seconds_out(self.gaps[s].nbytes)
         start = max(self.out_lane, self.options.starts[self.gaps[s].saved_at])
-        return start + seconds / self.aim.lane_share if self.aim.lane_share else inf
+        return start + seconds / self.settings.lane_share if self.settings.lane_share else inf
 
     def _copied_from(self, s: int) -> float:
         """When its copy in starts at the latest, in seconds without stalls."""
         seconds = self.options.link.seconds_in(self.gaps[s].nbytes)
         end = min(self.in_lane, self.options.starts[self.due[s]])
-        return end - seconds / self.aim.lane_share if self.aim.lane_share else -inf
+        return end - seconds / self.settings.lane_share if self.settings.lane_share else -inf
 
     def _swap(self, s: int) -> None:
         self.out_lane, self.in_lane = self._copied_by(s), self._copied_from(s)
@@ -201,27 +201,27 @@ class _Sweep:
 
     def _recompute(self, s: int) -> None:
         self.actions[s] = Action.RECOMPUTE
-        self.replay_at[self.due[s]].append(s)
-        for source in self.replays[s].movable_sources:
-            self.heirs[source].append(s)
+        self.recompute_at[self.due[s]].append(s)
+        for source in self.recomputations[s].movable_sources:
+            self.dependents[source].append(s)
             self._update_due(source)
 
     # ---- replays and their sources
 
     def _update_due(self, s: int) -> None:
         """Follow a change of what starts from `s`."""
-        due = min([self.gaps[s].wanted_at, *(self.due[heir] for heir in self.heirs[s])])
+        due = min([self.gaps[s].wanted_at, *(self.due[dependent] for dependent in self.dependents[s])])
         if due == self.due[s]:
             return
-        redone = self.actions.get(s) is Action.RECOMPUTE
-        if redone:
-            self.replay_at[self.due[s]].remove(s)
-            self.replay_at[due].append(s)
+        recomputed = self.actions.get(s) is Action.RECOMPUTE
+        if recomputed:
+            self.recompute_at[self.due[s]].remove(s)
+            self.recompute_at[due].append(s)
         self.due[s] = due
         if due < self.gaps[s].wanted_at and s in self.options.ways_out:
             self.back_at[due].append(s)
-        if redone:
-            for source in self.replays[s].movable_sources:
+        if recomputed:
+            for source in self.recomputations[s].movable_sources:
                 self._update_due(source)
         if s in self.early and due > self.now:
             self.early.remove(s)
@@ -230,26 +230,27 @@ class _Sweep:
             else:
                 self._offer(s)
 
-    def _relent(self) -> bool:
+    def _swap_one_recomputed(self) -> bool:
         """Swap one storage that was to be recomputed, where its replay or its sources take the room; False for none."""
-        causes = {heir for s in self.early for heir in self.heirs[s]} | set(self.replay_at[self.now])
+        causes = {dependent for s in self.early for dependent in self.dependents[s]} | set(self.recompute_at[self.now])
         able = [s for s in causes if self.gaps[s].nbytes <= self.swap_left]
         if not able:
             return False
         s = max(able, key=lambda s: (self.gaps[s].nbytes, s))
-        self.replay_at[self.due[s]].remove(s)
+        self.recompute_at[self.due[s]].remove(s)
         self._swap(s)
-        for source in self.replays[s].movable_sources:
-            self.heirs[source].remove(s)
+        for source in self.recomputations[s].movable_sources:
+            self.dependents[source].remove(s)
             self._update_due(source)
         return True
 
     def _nesting(self, s: int) -> int:
         """How many recomputed storages would start one from another if `s` were recomputed too."""
-        return _depth(s, self._redone_sources, self.aim.max_nesting) + _depth(s, self.heirs.__getitem__, self.aim.max_nesting) - 1
+        limit = self.settings.max_nesting
+        return _depth(s, self._recomputed_sources, limit) + _depth(s, self.dependents.__getitem__, limit) - 1
 
-    def _redone_sources(self, s: int) -> Iterable[int]:
-        return (source for source in self.replays[s].movable_sources if self.actions.get(source) is Action.RECOMPUTE)
+    def _recomputed_sources(self, s: int) -> Iterable[int]:
+        return (source for source in self.recomputations[s].movable_sources if self.actions.get(source) is Action.RECOMPUTE)
 
 
 def _depth(s: int, following: Callable[[int], Iterable[int]], limit: int) -> int:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorferry import BudgetTooSmall, Machine, make_plan, simulate
-from tensorferry.plan import Action, TierSpeed, find_floor
-from tensorferry.plan.baseline import make_swap_all_plan
+from tensorferry.machine import TierSpeed
+from tensorferry.plan import Action, find_floor, make_swap_all_plan
 from tensorferry.trace import make_chain_trace
 
 
@@ -46,9 +46,9 @@ def test_everything_that_may_move_is_swapped_and_fetched_just_before_its_use() -
     for decision in plan.decisions:
         wanted_at = trace.storages[decision.storage].wanted_at
         assert decision.action is Action.SWAP
-        assert decision.fetch_at is not None
+        assert decision.swap_in_at is not None
         assert wanted_at is not None
-        assert wanted_at - 1 <= decision.fetch_at <= wanted_at
+        assert wanted_at - 1 <= decision.swap_in_at <= wanted_at
     early = make_swap_all_plan(trace, trace.plain_peak_nbytes, _machine(12e9), ahead_ops=8)
     assert early.stall_seconds < plan.stall_seconds
 

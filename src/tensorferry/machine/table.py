@@ -1,7 +1,6 @@
 """The machine table: machines known by their data sheets (`machines.yaml`), and files of one's own in the same form."""
 
 import re
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 import yaml
 
 from tensorferry.errors import BadBudget, BadMachine
-from tensorferry.plan.machine import Machine, TierSpeed
+from tensorferry.machine.machine import Machine, TierSpeed
+from tensorferry.messages import did_you_mean
 from tensorferry.units import parse_bytes
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16")
@@ -29,7 +29,7 @@ _COPY_LATENCY_SECONDS = 10e-6
 _FLOPS = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([GTP])FLOPS\s*", re.IGNORECASE)
 _PREFIXES = {"G": 1e9, "T": 1e12, "P": 1e15}
 
-Entry = dict[str, Any]
+MachineEntry = dict[str, Any]
 
 
 def list_machines() -> tuple[Machine, ...]:
@@ -50,15 +50,15 @@ def find_machine(name: str, **changes: Any) -> Machine:
     return make_machine(name, find_entry(name) | changes)
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> MachineEntry:
     """The table's entry of that name, or `BadMachine` with the nearest names."""
     entry = _table().get(name)
     if entry is None:
-        raise BadMachine(f"unknown machine {name!r}{nearest(name, _table())}; `ferry machines` lists them")
+        raise BadMachine(f"unknown machine {name!r}{did_you_mean(name, _table())}; `ferry machines` lists them")
     return entry
 
 
-def load_entry(path: Path) -> tuple[str, Entry]:
+def load_entry(path: Path) -> tuple[str, MachineEntry]:
     """Name and entry of the one machine in a file."""
     try:
         data = yaml.safe_load(path.read_text())
@@ -72,11 +72,11 @@ def load_entry(path: Path) -> tuple[str, Entry]:
     return str(name), _inherit({str(key): value for key, value in entry.items()}, _table())
 
 
-def make_machine(name: str, entry: Entry) -> Machine:
+def make_machine(name: str, entry: MachineEntry) -> Machine:
     """The machine that an entry describes."""
     for key in entry:
         if key not in KEYS:
-            raise BadMachine(f"machine {name!r} has an unknown key {key!r}{nearest(key, KEYS)}")
+            raise BadMachine(f"machine {name!r} has an unknown key {key!r}{did_you_mean(key, KEYS)}")
     for key in _NEEDED:
         if key not in entry:
             raise BadMachine(f"machine {name!r} lacks {key!r}; an entry needs at least {', '.join(_NEEDED)}")
@@ -100,14 +100,6 @@ def make_machine(name: str, entry: Entry) -> Machine:
     )
 
 
-def nearest(name: str, names: Any) -> str:
-    """The nearest names as a question for an error, or nothing."""
-    asked = name.lower()
-    begun = [known for known in names if asked and known.startswith(asked)][:3]
-    close = begun or get_close_matches(asked, list(names), n=3, cutoff=0.5)
-    return f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
-
-
 def _read_tiers(read: "_Reader") -> tuple[TierSpeed, ...]:
     if "tier" not in read.entry:
         return ()
@@ -119,7 +111,7 @@ def _read_tiers(read: "_Reader") -> tuple[TierSpeed, ...]:
 class _Reader:
     """Values of one entry, or an error that names machine, key and value."""
 
-    def __init__(self, name: str, entry: Entry) -> None:
+    def __init__(self, name: str, entry: MachineEntry) -> None:
         self.name, self.entry = name, entry
 
     def nbytes(self, key: str) -> int:
@@ -157,18 +149,18 @@ class _Reader:
 
 
 @cache
-def _table() -> dict[str, Entry]:
-    data = yaml.safe_load(files("tensorferry.plan").joinpath("machines.yaml").read_text("utf-8"))
-    table: dict[str, Entry] = {}
+def _table() -> dict[str, MachineEntry]:
+    data = yaml.safe_load(files("tensorferry.machine").joinpath("machines.yaml").read_text("utf-8"))
+    table: dict[str, MachineEntry] = {}
     for name, entry in data.items():
         table[name] = _inherit(entry, table)
     return table
 
 
-def _inherit(entry: Entry, table: dict[str, Entry]) -> Entry:
+def _inherit(entry: MachineEntry, table: dict[str, MachineEntry]) -> MachineEntry:
     like = entry.get("like")
     if like is None:
         return entry
     if like not in table:
-        raise BadMachine(f"unknown machine {like!r} after `like`{nearest(str(like), table)}; `ferry machines` lists them")
+        raise BadMachine(f"unknown machine {like!r} after `like`{did_you_mean(str(like), table)}; `ferry machines` lists them")
     return table[like] | {key: value for key, value in entry.items() if key != "like"}

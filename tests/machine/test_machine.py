@@ -3,8 +3,8 @@
 import pytest
 
 from tensorferry.errors import BadTier
-from tensorferry.plan import Machine, TierSpeed
-from tensorferry.plan.link import find_tier, link_to
+from tensorferry.machine import Machine, TierSpeed, link_to
+from tensorferry.machine.machine import find_tier
 
 BOX = Machine(
     "box", 2**34, (TierSpeed("pinned", 12e9, 10e9), TierSpeed("disk", 1e9, 2e9, latency_seconds=0.001)), link_shared_by=2

@@ -1,0 +1,21 @@
+"""Machines: what they have, how long a step takes on them, and what this one has to give."""
+
+from tensorferry.machine.limits import free_memory_nbytes, memory_nbytes
+from tensorferry.machine.machine import Link, Machine, TierSpeed, link_to
+from tensorferry.machine.measure import count_cores, find_processor
+from tensorferry.machine.roofline import time_trace
+from tensorferry.machine.table import find_machine, list_machines
+
+__all__ = [
+    "Link",
+    "Machine",
+    "TierSpeed",
+    "count_cores",
+    "find_machine",
+    "find_processor",
+    "free_memory_nbytes",
+    "link_to",
+    "list_machines",
+    "memory_nbytes",
+    "time_trace",
+]
