@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from tensorferry.serve.requests import InferRequest, InferResponse
-from tensorferry.serve.tracing import Trace
+from tensorferry.serve.tracing import TraceContext
 
 LOGGER = "tensorferry.serve"
 _LOG = logging.getLogger(LOGGER)
@@ -56,7 +56,7 @@ def log_request(
     protocol: str,
     status: int | str,
     seconds: float,
-    trace: Trace | None,
+    trace: TraceContext | None,
 ) -> None:
     """One line for one inference, with the version that answered where one did."""
     answered = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version

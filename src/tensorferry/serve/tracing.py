@@ -9,7 +9,7 @@ HEADER = "traceparent"
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceContext:
     """One hop of a distributed trace: this server's part."""
 
     trace_id: str
@@ -23,7 +23,7 @@ class Trace:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
-def read_trace(text: str) -> Trace | None:
+def read_trace(text: str) -> TraceContext | None:
     """The trace that a `traceparent` continues; None where it is not one, as the standard asks.
 
     >>> read_trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").trace_id
@@ -32,4 +32,4 @@ def read_trace(text: str) -> Trace | None:
     match = _PARENT.fullmatch(text)
     if match is None or text.startswith("ff") or set(match[1]) == {"0"} or set(match[2]) == {"0"}:
         return None
-    return Trace(match[1], match[2], secrets.token_hex(8), match[3])
+    return TraceContext(match[1], match[2], secrets.token_hex(8), match[3])

@@ -30,7 +30,7 @@ from tensorferry.serve.logs import log_request
 from tensorferry.serve.requests import InferRequest, InferResponse
 from tensorferry.serve.rest.infer import OutputForms, read_json, read_raw_request, read_request, write_response
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest
-from tensorferry.serve.tracing import Trace, read_trace
+from tensorferry.serve.tracing import TraceContext, read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
 _JSON = b"content-type: application/json\r\n"
@@ -296,7 +296,9 @@ def _send_fault(exchange: Exchange, error: Exception) -> int:
     return status
 
 
-def _send_outcome(exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, trace: Trace | None) -> int:
+def _send_outcome(
+    exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, trace: TraceContext | None
+) -> int:
     if isinstance(outcome, RequestFault):
         return _send_fault(exchange, outcome)
     header_length, body = write_response(outcome, forms)

@@ -24,7 +24,7 @@ _LOG = logging.getLogger("tensorferry.serve")
 _MAX_SECONDS = 1e6  # longer deadlines are none
 
 
-class Work(Protocol):
+class Cancellable(Protocol):
     """What is under way for a call: a ticket of the data plane, a task."""
 
     def cancel(self) -> object:
@@ -113,7 +113,7 @@ class Call:
         self.head = head
         self.reader = MessageReader(head.encoding, max_message_nbytes)
         self.listener: Listener | None = None
-        self.work: Work | None = None
+        self.work: Cancellable | None = None
         self.trailers: tuple[Field, ...] = ()
         self.deadline: asyncio.TimerHandle | None = None
         self.has_sent = False

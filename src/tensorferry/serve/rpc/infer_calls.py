@@ -14,10 +14,10 @@ from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import InvalidRequest, RequestFault
 from tensorferry.serve.logs import log_request
 from tensorferry.serve.requests import InferRequest, InferResponse
-from tensorferry.serve.rpc.calls import Call, Work
+from tensorferry.serve.rpc.calls import Call, Cancellable
 from tensorferry.serve.rpc.infer import read_request, write_response
 from tensorferry.serve.rpc.messages import Status, status_of
-from tensorferry.serve.tracing import HEADER, Trace, read_trace
+from tensorferry.serve.tracing import HEADER, TraceContext, read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_AHEAD = 64  # requests of one stream that may be under way, or whose answers wait to be read
@@ -51,7 +51,9 @@ def infer(plane: DataPlane, call: Call, data: bytes) -> None:
     call.work = _submit(plane, request, trace, answer)
 
 
-def _submit(plane: DataPlane, request: InferRequest, trace: Trace | None, answer: Callable[[Outcome], Status]) -> Work:
+def _submit(
+    plane: DataPlane, request: InferRequest, trace: TraceContext | None, answer: Callable[[Outcome], Status]
+) -> Cancellable:
     """Start an inference; it stands in the log when it is answered, where that is wanted."""
     settings = plane.settings
     if not settings.logs(request.model_name):
@@ -68,14 +70,14 @@ def _submit(plane: DataPlane, request: InferRequest, trace: Trace | None, answer
         raise
 
 
-class Slot:
+class StreamedRequest:
     """One request of a stream, and its answer when it is there."""
 
     __slots__ = ("answer", "nbytes", "work")
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.work: Work | None = None
+        self.work: Cancellable | None = None
         self.answer: bytes | None = None
 
 
@@ -90,7 +92,7 @@ class StreamInfer:
         self.plane = plane
         self.call = call
         self.trace = read_trace(call.head.traceparent) if call.head.traceparent else None
-        self.slots: deque[Slot] = deque()
+        self.slots: deque[StreamedRequest] = deque()
         self.num_nbytes = 0
         self.has_ended = False
 
@@ -103,7 +105,7 @@ class StreamInfer:
 
     def take(self, message: bytes) -> None:
         """One request; what is wrong with it is its own answer, and the stream goes on."""
-        slot = Slot(len(message))
+        slot = StreamedRequest(len(message))
         self.slots.append(slot)
         self.num_nbytes += slot.nbytes
         parsed = None
@@ -133,7 +135,7 @@ class StreamInfer:
         if self.plane.is_draining:
             self._send()
 
-    def _answer(self, slot: Slot, outcome: Outcome, name: str, identity: str) -> Status:
+    def _answer(self, slot: StreamedRequest, outcome: Outcome, name: str, identity: str) -> Status:
         if isinstance(outcome, RequestFault):
             return self._fail(slot, outcome, name, identity)
         try:
@@ -143,7 +145,7 @@ class StreamInfer:
             return self._fail(slot, error, name, identity)
         return Status.OK
 
-    def _fail(self, slot: Slot, error: Exception, name: str, identity: str) -> Status:
+    def _fail(self, slot: StreamedRequest, error: Exception, name: str, identity: str) -> Status:
         if not isinstance(error, FerryError):
             _LOG.error("an error of the server itself", exc_info=error)
         response = pb.ModelStreamInferResponse(error_message=str(error))
@@ -153,7 +155,7 @@ class StreamInfer:
         self._fill(slot, response)
         return status_of(error)
 
-    def _fill(self, slot: Slot, response: Any) -> None:
+    def _fill(self, slot: StreamedRequest, response: Any) -> None:
         # clients of models with many answers wait for the last one; here the first is
         response.infer_response.parameters["triton_final_response"].bool_param = True
         slot.answer = response.SerializeToString()
