@@ -24,6 +24,9 @@ def test_the_examples_of_a_module_are_true(name: str) -> None:
 
 def test_there_are_examples() -> None:
     assert (
-        sum(doctest.testmod(import_module(f"tensorferry.{name}")).attempted for name in ("units", "trace.trace", "machine.machine"))
+        sum(
+            doctest.testmod(import_module(f"tensorferry.{name}")).attempted
+            for name in ("units", "trace.trace", "machine.machine")
+        )
         >= 5
     )

@@ -41,7 +41,17 @@ def test_a_printed_plan_tells_what_it_does_and_costs(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "3", "null", '{"format": "tensorferry-plan-0"}', '{"format": "tensorferry-plan-1"}']
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        "null",
+        '{"format": "tensorferry-plan-0"}',
+        '{"format": "tensorferry-plan-1"}',
+        '{"format": "tensorferry-plan-2"}',
+    ],
 )
 def test_a_file_that_is_no_plan_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"

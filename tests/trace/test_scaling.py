@@ -6,7 +6,7 @@ import pytest
 
 from tensorferry import BadTrace
 from tensorferry.trace import make_chain_trace
-from tensorferry.trace.scaling import interpolate, pin_small, same_ops
+from tensorferry.trace.scaling import interpolate, keep_small, same_ops
 
 
 def _chain(nbytes: int):
@@ -45,6 +45,6 @@ def test_steps_with_other_ops_cannot_be_interpolated() -> None:
 def test_small_storages_stay() -> None:
     trace = make_chain_trace(6)
     sizes = sorted(trace.storages[s].nbytes for s in trace.movable)
-    pinned = pin_small(trace, sizes[3])
-    assert sorted(pinned.storages[s].nbytes for s in pinned.movable) == sizes[3:]
-    assert pinned.plain_peak_nbytes == trace.plain_peak_nbytes
+    kept = keep_small(trace, sizes[3])
+    assert sorted(kept.storages[s].nbytes for s in kept.movable) == sizes[3:]
+    assert kept.plain_peak_nbytes == trace.plain_peak_nbytes

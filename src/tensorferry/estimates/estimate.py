@@ -25,7 +25,7 @@ from tensorferry.messages import did_you_mean
 from tensorferry.plan import Plan, Timeline, find_floor, make_plan, make_swap_all_plan, simulate
 from tensorferry.plan.timeline import Lane
 from tensorferry.trace import Trace
-from tensorferry.trace.scaling import pin_small
+from tensorferry.trace.scaling import keep_small
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
@@ -211,7 +211,7 @@ class Study:
         if outlook.fits_plain and policy == "ferry":
             return outlook
         captured = self.ladder(_PLANNED_KERNELS[machine.kind]).at(size)
-        trace = pin_small(self._time(captured, machine), MIN_NBYTES)
+        trace = keep_small(self._time(captured, machine), MIN_NBYTES)
         outlook = replace(outlook, trace=trace)
         try:
             plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
@@ -292,7 +292,7 @@ class Study:
             over_nbytes = trace.plain_peak_nbytes - machine.usable_nbytes
             if over_nbytes <= 0:
                 return True
-            floor = find_floor(pin_small(trace, MIN_NBYTES))
+            floor = find_floor(keep_small(trace, MIN_NBYTES))
             return floor.nbytes <= machine.usable_nbytes and (capacity is None or over_nbytes <= capacity)
 
         size = ladder.find_largest(fits)

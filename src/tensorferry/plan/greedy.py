@@ -12,6 +12,8 @@ cheap, infinity swaps everything. Capuchin (ASPLOS 2020) chooses in the same ord
 Recomputing a storage makes its sources due earlier and needs memory for the replay. Where that turns out not to fit, the
 recomputed storages that cause it are swapped instead. Swapping everything reaches the floor, so a target above it is always
 met unless swapping is limited.
+
+Limit: it looks at one op at a time, and takes no storage back that has left; that is left to `search`.
 """
 
 from collections import defaultdict
@@ -92,18 +94,18 @@ class _Sweep:
         self.cheap = _Queue(lambda s: (options.recompute_cost[s], self.due[s]), self._can_recompute)
 
     def run(self) -> SweepResult:
-        enter, leave = defaultdict(list), defaultdict(list)
+        gap_begins, gap_ends = defaultdict(list), defaultdict(list)
         for s in self.options.ways_out:
-            enter[self.gaps[s].leaves_at].append(s)
-            leave[self.gaps[s].wanted_at].append(s)
+            gap_begins[self.gaps[s].leaves_at].append(s)
+            gap_ends[self.gaps[s].wanted_at].append(s)
         target = self.settings.target_nbytes
         for i, lowest in enumerate(self.options.tables.lowest.tolist()):
             self.now = i
-            if i in leave:
-                for s in leave[i]:
+            if i in gap_ends:
+                for s in gap_ends[i]:
                     self._remove(s)
-            if i in enter:
-                for s in enter[i]:
+            if i in gap_begins:
+                for s in gap_begins[i]:
                     self._add(s)
             if i in self.back_at:
                 for s in self.back_at[i]:
@@ -206,7 +208,7 @@ class _Sweep:
             self.dependents[source].append(s)
             self._update_due(source)
 
-    # ---- replays and their sources
+    # ---- recomputed storages and their sources
 
     def _update_due(self, s: int) -> None:
         """Follow a change of what starts from `s`."""

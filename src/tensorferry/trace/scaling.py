@@ -58,7 +58,7 @@ def same_ops(first: Trace, second: Trace) -> bool:
     return shapes[0] == shapes[1] and lives[0] == lives[1]
 
 
-def pin_small(trace: Trace, min_nbytes: int) -> Trace:
+def keep_small(trace: Trace, min_nbytes: int) -> Trace:
     """The same trace with storages below `min_nbytes` not movable: they are not worth a copy."""
     storages = tuple(
         replace(storage, saved_at=None, idle_after=None, wanted_at=None)
