@@ -8,7 +8,7 @@ from tensorferry.errors import BadTier
 
 @dataclass(frozen=True, slots=True)
 class TierSpeed:
-    """How fast bytes leave for a tier and come back, and how many fit."""
+    """How fast bytes are copied to a tier and back, and how many fit."""
 
     name: str  # "disk", "shm", "pinned"
     out_nbytes_per_second: float

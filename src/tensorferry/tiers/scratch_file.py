@@ -1,9 +1,8 @@
 """A file without a name, read and written around the page cache, and which folder suits it.
 
 It is gone when the process is, however it dies. The folder is one on a real disk, because a file system in memory saves no
-memory. For direct I/O memory must be aligned to 512 or 4096 bytes, found by
-trying, and offsets and lengths in the file to 4096: shorter ones, where allowed at all, make some file systems write one
-block at a time.
+memory. For direct I/O memory must be aligned to 512 or 4096 bytes, found by trying, and offsets and lengths in the file to
+4096: shorter ones, where allowed at all, make some file systems write one block at a time.
 """
 
 import contextlib
