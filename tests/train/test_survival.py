@@ -143,6 +143,63 @@ def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_els
     assert weights(folder) == before
 
 
+def _kill_while_loading(folder: Path) -> None:
+    """Overwrite a run, and be killed before the first step."""
+    slow = f"{Path(__file__).with_name('tiny.py')}:Slow"
+    command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", folder, "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def test_the_run_that_a_killed_one_was_to_overwrite_is_back_when_training_starts_there_again(tmp_path: Path) -> None:
+    folder, told = tmp_path / "run", Told()
+    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before = weights(folder)
+    _kill_while_loading(folder)
+    assert resume(folder, told) == 0
+    assert told.notes[0].startswith(f"a run that was to overwrite {str(folder)!r} was killed before its first step")
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    _kill_while_loading(folder)
+    with pytest.raises(ferry.BadRun, match="exists; go on with it"):
+        begin(Request(TINY, {"steps": "3"}, out=folder, seed=7), Told())
+    assert weights(folder) == before
+    _kill_while_loading(folder)
+    begin(Request(TINY, {"steps": "3"}, out=folder, seed=7, force=True), Told())
+    assert len(losses(folder)) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_kill_between_two_renames_or_while_the_earlier_run_goes_leaves_a_run_and_nothing_hidden(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before = weights(folder)
+    folder.rename(tmp_path / ".run.earlier")
+    (tmp_path / ".run.part").mkdir()
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    shutil.copytree(folder / "checkpoints", tmp_path / ".run.part", symlinks=True)  # half of a run that is overwritten
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_is_no_run_is_never_removed_for_one_that_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    folder.rename(tmp_path / ".run.earlier")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ferry.BadRun, match="is not a run, and .* is the run that was there; move one of them away"):
+        resume(folder, Told())
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / ".run.earlier" / "config.json").is_file()
+
+
 def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = _start(server, _begin_long, folder)

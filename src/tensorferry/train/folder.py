@@ -13,7 +13,6 @@ report.html        all of it on one page
 """
 
 import json
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadRun
-from tensorferry.files import write_whole
+from tensorferry.files import force, write_whole
 from tensorferry.train.config import Config, describe_environment
 from tensorferry.train.disk import writing
 from tensorferry.train.lock import hold, is_empty
@@ -95,10 +94,11 @@ class Run:
 
 
 @contextmanager
-def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
+def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
     """A folder for a new run. It stays once `keep` was called; until then an error leaves everything as it was."""
-    is_taken = folder.exists() and (not folder.is_dir() or not is_empty(folder))
-    if is_taken and not force:
+    recover(folder)
+    is_taken = _is_taken(folder)
+    if is_taken and not overwrite:
         raise BadRun(
             f"{str(folder)!r} exists; go on with it (ferry train --resume {folder}), overwrite it (--force), "
             "or write elsewhere (--out)"
@@ -113,13 +113,37 @@ def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
         run.end()
 
 
+def recover(folder: Path) -> bool:
+    """Clean up after a process that was killed while it began a run in `folder`; True: the run that it overwrote is back.
+
+    A new run counts from its first step on. One that was killed before that goes, and the one that waits beside it returns.
+    """
+    earlier, part = _earlier(folder), _part(folder)
+    if not earlier.is_dir() and not part.is_dir():
+        return False
+    was_overwritten = earlier.is_dir()
+    if was_overwritten and _is_taken(folder) and not (folder / _CONFIG).is_file():
+        raise BadRun(f"{str(folder)!r} is not a run, and {str(earlier)!r} is the run that was there; move one of them away")
+    with ExitStack() as locks:  # whoever is still at work holds one of them
+        for each in (folder, earlier, part):
+            if each.is_dir():
+                locks.enter_context(hold(each))
+        try:
+            if was_overwritten:
+                shutil.rmtree(folder, ignore_errors=True)
+                earlier.rename(folder)
+            shutil.rmtree(part, ignore_errors=True)
+        except OSError as error:
+            raise BadRun(f"cannot rename {str(earlier)!r}, a run, to {str(folder)!r}: {error.strerror}") from error
+    return was_overwritten
+
+
 class NewRun(Run):
     """A run that is not sure to begin; the one that it overwrites waits beside it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        name = f".{folder.name}.{secrets.token_hex(4)}"
-        self._earlier, self._part = folder.with_name(name), folder.with_name(f"{name}.part")
+        self._earlier, self._part = _earlier(folder), _part(folder)
         self._made = [parent for parent in folder.parents if not parent.exists()]
         self._kept = False
         self._locks = ExitStack()  # of this run and of the earlier one
@@ -128,6 +152,10 @@ class NewRun(Run):
         """Make room. The folder gets its name when it is locked, so whoever finds it finds it locked."""
         try:
             self._part.mkdir(parents=True)
+        except OSError as error:
+            self._remove_parents()
+            raise BadRun(f"cannot make the folder {str(self.folder)!r}: {error.strerror}") from error
+        try:
             self._locks.enter_context(hold(self._part))
             if self.folder.exists():
                 self._locks.enter_context(hold(self.folder))
@@ -142,9 +170,15 @@ class NewRun(Run):
 
     def keep(self) -> None:
         """The first step is done: from now on this is the run."""
-        if not self._kept:
-            self._kept = True
-            shutil.rmtree(self._earlier, ignore_errors=True)
+        if self._kept:
+            return
+        if self._earlier.exists():
+            with writing("the run", self.folder):
+                # at once, so that a kill while its files go does not bring half of it back
+                self._earlier.rename(self._part)
+                force(self.folder.parent)
+            shutil.rmtree(self._part, ignore_errors=True)
+        self._kept = True
 
     def end(self) -> None:
         """Undo everything, unless it is kept."""
@@ -155,9 +189,27 @@ class NewRun(Run):
 
     def _undo(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)
-        with suppress(OSError):  # somebody else uses the name, or the folders above, by now
+        with suppress(OSError):  # somebody else uses the name by now
             if self._earlier.exists():
                 self._earlier.rename(self.folder)
+        self._remove_parents()
+        self._locks.close()
+
+    def _remove_parents(self) -> None:
+        with suppress(OSError):  # one that is used by now stays
             for parent in self._made:
                 parent.rmdir()
-        self._locks.close()
+
+
+def _is_taken(folder: Path) -> bool:
+    return folder.exists() and (not folder.is_dir() or not is_empty(folder))
+
+
+def _earlier(folder: Path) -> Path:
+    """Where a run waits while another one that overwrites it has not taken a step."""
+    return folder.with_name(f".{folder.name}.earlier")
+
+
+def _part(folder: Path) -> Path:
+    """What has this name may be removed: a run that is not locked yet, or one that is no longer kept."""
+    return folder.with_name(f".{folder.name}.part")

@@ -16,7 +16,7 @@ from tensorferry.train.checkpoints import State, find_newest
 from tensorferry.train.config import Config
 from tensorferry.train.events import HINT, Events
 from tensorferry.train.finish import finish
-from tensorferry.train.folder import Run, open_new
+from tensorferry.train.folder import Run, open_new, recover
 from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.page import write_page
@@ -80,6 +80,8 @@ def begin(request: Request, progress: Progress) -> int:
 
 def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     """Go on with a run from its newest whole checkpoint; `recipe`, if given, has to be the run's own."""
+    if recover(folder):
+        progress.say(f"a run that was to overwrite {str(folder)!r} was killed before its first step; this is the one before it")
     run = Run(folder)
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
