@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from listening import TINY, Told, losses, weights
-from tiny import Tiny
+from tiny import NUM_HELD_OUT, Tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorferry as ferry
@@ -53,6 +53,26 @@ def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Tol
     assert (folder / "checkpoints" / "latest").resolve().name == "step-00000012"
     assert told.summary["metrics"] == rows[-1]["held_out"]
     assert told.notes == ["data: points on a line"]
+
+
+def test_without_every_a_run_saves_ten_times_and_evaluates_within_a_tenth_of_its_training(
+    train: Train, go_on: Callable[[Path], int], told: Told, tmp_path: Path
+) -> None:
+    latest, saved = tmp_path / "run" / "checkpoints" / "latest", set()
+    told.on_step = lambda row: saved.add(read_state(latest).step)
+    folder = train(every=None, settings={"steps": "60", "batch": "4"})
+    assert saved == set(range(0, 60, 6))
+    evaluated = [step for step, _, metrics in _figures(folder) if metrics]
+    assert len(evaluated) > 1
+    assert evaluated[-1] == 60
+    # a step passes through the model forward, and backward at twice the work
+    assert len(evaluated[:-1]) * NUM_HELD_OUT <= 0.1 * 3 * 60 * 4
+    figures, whole = _figures(folder), weights(folder)
+    told.on_step = lambda row: None
+    shutil.rmtree(folder / "checkpoints" / "step-00000060")
+    assert go_on(folder) == 0
+    assert _figures(folder) == figures
+    assert weights(folder) == whole
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(train: Train) -> None:

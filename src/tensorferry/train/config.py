@@ -25,8 +25,9 @@ class Config:
     start: str
     data: str | None  # None: what the recipe brings
     metric: str  # that tells the best checkpoint
-    every: int  # evaluate and save after this many steps
+    every: int  # save after this many steps
     terms: Terms
+    evaluate_every: int | None = None  # a multiple of `every`; None: whenever it saves
     reason: str = ""  # why it is that precision
     command: tuple[str, ...] = ()
     backend: str | None = None  # that Keras runs on; None: not Keras, or written before this was
@@ -36,6 +37,14 @@ class Config:
     def steps(self) -> int:
         """How many there are in the whole run."""
         return int(self.settings["steps"])
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after that step."""
+        return step % self.every == 0 or step == self.steps
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the model is evaluated after that step; it is saved then as well."""
+        return step % (self.evaluate_every or self.every) == 0 or step == self.steps
 
     def to_json(self) -> dict[str, Any]:
         """The config as JSON."""

@@ -112,10 +112,10 @@ def _take_step(session: Session, state: State, batch: Any, check_until: int) -> 
 
 def _end_step(session: Session, state: State, row: dict[str, Any], events: Events, check_until: int) -> State:
     """Evaluate and save if that is due; an evaluation that a signal cuts short is made up when the run goes on."""
-    due = state.step % session.config.every == 0 or state.step == session.config.steps
+    due = session.config.saves_after(state.step)
     if due or state.step <= check_until:
         _check_weights(session, state, check_until)
-    if due:
+    if session.config.evaluates_after(state.step):
         session.progress.say_working("evaluating")
         try:
             state = replace(_evaluate(session, state), unjudged=None)

@@ -102,7 +102,8 @@ def _describe(config: Config) -> dict[str, str]:
         "precision": f"{terms.precision} ({config.reason})" if config.reason else terms.precision,
         "budget": terms.budget or "none",
         "seed": f"{terms.seed}{', repeatable bit for bit' if terms.repeatable else ''}",
-        "evaluates and saves": f"every {config.every} steps",
+        "saves": f"every {config.every} steps",
+        "evaluates": f"every {config.evaluate_every or config.every} steps, and at the end",
     }
 
 

@@ -1,5 +1,6 @@
 """From what a user asks to a run: begin a new one, or go on with one that was stopped or killed."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +26,11 @@ from tensorferry.train.seeds import draw_seed
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.trainer import Terms, make_trainer
 from tensorferry.units import parse_bytes
+
+
+_NUM_SAVES = 10  # of a run, unless the user says otherwise
+_EVALUATION_SHARE = 0.1  # of the work of training, at most
+_PASSES_A_STEP = 3  # a forward pass, and a backward pass that is twice the work; an evaluation is a forward pass alone
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,15 @@ def begin(request: Request, progress: Progress) -> int:
         seed = draw_seed() if request.seed is None else request.seed
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
         trainer = make_trainer(recipe, data, terms)
+        every = request.every or max(1, recipe.settings.steps // _NUM_SAVES)
         config = Config(
             recipe=_whole_reference(request.recipe),
             settings=asdict(recipe.settings),
             start=recipe.start,
             data=None if source is None else str(source),
             metric=recipe.metric,
-            every=request.every or max(1, recipe.settings.steps // 10),
+            every=every,
+            evaluate_every=request.every or _space_evaluations(every, recipe.settings.batch, len(data.held_out)),
             # what "auto" has measured here holds for the whole run
             terms=replace(terms, precision=trainer.precision.name),
             reason=trainer.precision.reason if request.precision == "auto" else "",
@@ -161,6 +169,16 @@ def _clear_memory_errors(session: Session) -> Iterator[None]:
         raise RunFailed(
             f"the model ran out of memory: {str(error).splitlines()[0]} {advice}, or take a smaller batch."
         ) from error
+
+
+def _space_evaluations(every: int, batch: int, num_held_out: int) -> int:
+    """After how many steps, a multiple of `every`, an evaluation is small beside them. From counts alone: clocks do not repeat.
+
+    >>> _space_evaluations(every=2, batch=16, num_held_out=833)
+    174
+    """
+    num_steps = math.ceil(num_held_out / (batch * _PASSES_A_STEP * _EVALUATION_SHARE))
+    return every * max(1, math.ceil(num_steps / every))
 
 
 def _find_source(data: Path | None) -> Path | None:
