@@ -11,7 +11,7 @@ from tensorferry.units import parse_bytes
 _EXAMPLES = """examples:
   ferry demo                        under three minutes on two cores
   ferry demo --size 64 --steps 2    smaller and quicker
-  ferry demo --budget 700MiB        a budget of your own; the cap leaves a little room above it
+  ferry demo --budget 650MiB        a budget of your own; the cap leaves a little room above it
 """
 
 
@@ -36,7 +36,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--steps", type=positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
-    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
+    parser.add_argument("--budget", metavar="BYTES", help='such as "650MiB" (default: 45 %% of what plain training takes)')
     parser.set_defaults(run=_run)
 
 

@@ -29,11 +29,19 @@ def unet3d(num_channels: int = 1, num_classes: int = 3, base: int = 16, num_leve
 
 
 def _convolve_twice(x: keras.KerasTensor, width: int) -> keras.KerasTensor:
-    for _ in range(2):
-        x = layers.Conv3D(width, 3, padding="same", use_bias=False)(x)
-        x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
-        x = layers.ReLU()(x)
-    return x
+    return keras.Sequential([_convolve(width), _convolve(width)])(x)
+
+
+def _convolve(width: int) -> keras.Sequential:
+    """A convolution, its norm and its activation: a model of their own, because a functional model on the torch back end holds the
+    outputs of all its layers until its last one is done."""
+    return keras.Sequential(
+        [
+            layers.Conv3D(width, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(momentum=0.9, epsilon=1e-5),
+            layers.ReLU(),
+        ]
+    )
 
 
 def make_batch(edge: int, num_volumes: int = 1, num_classes: int = 3, seed: int = 0) -> Batch:
