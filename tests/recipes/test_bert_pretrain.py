@@ -11,8 +11,8 @@ import torch
 from driving import make_predict, read_batch, train
 
 from tensorferry import BadData, BadRecipe
-from tensorferry.recipes import bert, minilm
 from tensorferry.recipes.bert_pretrain import SIZES, BertPretrain, BertPretrainSettings, HiddenWords
+from tensorferry.recipes.models import bert, minilm
 from tensorferry.recipes.recipe import Data
 
 SMALL = BertPretrainSettings(batch=4, max_length=16, vocabulary=400)
@@ -86,7 +86,7 @@ def test_what_is_hidden_depends_on_the_generator_alone_and_is_never_a_special_to
 
 def test_the_vocabulary_is_the_same_in_another_process(text: Path, data: Data) -> None:
     code = (
-        "import sys; from pathlib import Path; from tensorferry.recipes.plain_text import make_vocabulary, read_lines; "
+        "import sys; from pathlib import Path; from tensorferry.recipes.data.tokens import make_vocabulary, read_lines; "
         "lines = read_lines(Path(sys.argv[1])); "
         "print(make_vocabulary([line for number, line in enumerate(lines) if number % 20], 400).tokenizer.to_str())"
     )

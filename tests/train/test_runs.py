@@ -18,7 +18,7 @@ import tensorferry as ferry
 from tensorferry.cli import main
 from tensorferry.engines.torch.large_model import LargeModel
 from tensorferry.train.checkpoints import read_state
-from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.torch import TorchTrainer
 from tensorferry.train.trained import load_trained
 from tensorferry.train.trainer import Terms, make_trainer
@@ -235,8 +235,8 @@ def test_a_look_at_all_weights_waits_for_the_device_once() -> None:
 
 
 def test_the_checkpoint_that_is_named_as_good_holds_numbers(tmp_path: Path, told: Told) -> None:
-    request = Request(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
-    with pytest.raises(ferry.RunFailed, match=r"left weights that are NaN or infinite, .* the last good checkpoint is .*step-0000"):
+    request = TrainRequest(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
+    with pytest.raises(ferry.RunFailed, match=r"left weights that are NaN or infinite, .* last good checkpoint is .*step-0000"):
         begin(request, told)
     assert _is_finite(tmp_path / "run")
 
@@ -250,7 +250,7 @@ def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int
         return lambda: os.kill(os.getpid(), signal.SIGTERM) if len(told.rows) in (0, step - 1) else None
 
     told.on_evaluate, again.on_evaluate = stop(told), stop(again)
-    assert begin(Request(TINY, out=folder, seed=7, every=4), told) == 143
+    assert begin(TrainRequest(TINY, out=folder, seed=7, every=4), told) == 143
     assert [row["step"] for row in told.rows] == list(range(1, step + 1))
     assert "held_out" not in told.rows[-1]
     assert (folder / "checkpoints" / "latest").resolve().name == f"step-{step:08d}"
@@ -264,7 +264,7 @@ def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:
-    request = Request(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
+    request = TrainRequest(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
     with pytest.raises(ferry.RunFailed, match=r"the loss of step \d+ is nan, and 5 steps .* last good checkpoint is .*step-0000"):
         begin(request, told)
     assert told.notes[-1] == f"report: {tmp_path / 'run' / 'report.html'}"

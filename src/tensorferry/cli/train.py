@@ -46,7 +46,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry import BadOption
     from tensorferry.train.progress import make_progress
-    from tensorferry.train.start import Request, begin, resume
+    from tensorferry.train.start import TrainRequest, begin, resume
 
     progress = make_progress(options.json)
     if options.resume is not None:
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = dict(_pair(text) for text in options.set)
     if options.steps is not None:
         settings["steps"] = str(options.steps)
-    request = Request(
+    request = TrainRequest(
         recipe=options.recipe,
         settings=settings,
         start=options.start,
@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         force=options.force,
         every=options.every,
         seed=options.seed,
-        precision=options.precision or Request.precision,
+        precision=options.precision or TrainRequest.precision,
         budget=options.budget,
         command=options.command,
     )

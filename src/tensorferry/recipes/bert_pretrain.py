@@ -12,11 +12,21 @@ from torch import Tensor
 
 from tensorferry.errors import BadData, BadRecipe
 from tensorferry.plan.machines import nearest
-from tensorferry.recipes import bert
-from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.library_text import read_paragraphs
-from tensorferry.recipes.plain_text import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
-from tensorferry.recipes.recipe import Arrays, Data, PositiveFloat, PositiveInt, Predict, Samples, Settings, Share, TorchRecipe
+from tensorferry.recipes.data.python_docs import read_paragraphs
+from tensorferry.recipes.data.tokens import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
+from tensorferry.recipes.models import bert
+from tensorferry.recipes.recipe import (
+    Arrays,
+    Data,
+    PositiveFloat,
+    PositiveInt,
+    Predict,
+    RecipeSettings,
+    Samples,
+    Share,
+    TorchRecipe,
+    read_batches,
+)
 
 _HELD_OUT_EVERY = 20  # lines
 _MIN_STRETCHES = 20  # fewer teach nothing
@@ -35,7 +45,7 @@ SIZES = {"tiny": Size(2, 128, 2, 1e-3), "base": Size(12, 768, 12, 1e-4), "large"
 
 
 @dataclass(frozen=True)
-class BertPretrainSettings(Settings):
+class BertPretrainSettings(RecipeSettings):
     """What `--set` changes."""
 
     batch: PositiveInt = 16

@@ -24,7 +24,7 @@ class SettingNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CardFigure:
     """Something that was measured, and the command that measures it again."""
 
     what: str
@@ -47,7 +47,7 @@ class Card:
     steps: tuple[str, ...]  # of STEPS
     metric: str
     settings: tuple[SettingNote, ...]
-    figures: tuple[Figure, ...]  # empty: nothing has been measured
+    figures: tuple[CardFigure, ...]  # empty: nothing has been measured
     notes: tuple[str, ...]
     commands: tuple[str, ...]
 
@@ -89,7 +89,7 @@ def read_card(name: str, text: str) -> Card:
     return card
 
 
-_LISTS_OF = {"settings": SettingNote, "figures": Figure}
+_LISTS_OF = {"settings": SettingNote, "figures": CardFigure}
 
 
 def _make(record: type[Any], entry: Any, where: str) -> Any:

@@ -2,7 +2,9 @@
 
 import os
 import platform
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +15,7 @@ from tensorferry.errors import BadRun
 from tensorferry.train.trainer import Terms
 
 FORMAT = "tensorferry-run-1"
+BACKEND_VARIABLE = "KERAS_BACKEND"  # which Keras reads when it is imported first, for the whole process
 _PACKAGES = ("tensorferry", "numpy", "torch", "tensorflow", "tensorflow-cpu", "keras")
 
 
@@ -94,3 +97,33 @@ def find_processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+@contextmanager
+def same_backend(wanted: str | None, folder: Path) -> Iterator[None]:
+    """While inside, a Keras that is not imported yet takes the back end of the run in `folder`; None: whichever it would take.
+
+    Raises `BadRun` where another one was asked for, or is in use already.
+    """
+    if wanted is None:
+        yield
+        return
+    asked = os.environ.get(BACKEND_VARIABLE)
+    if asked not in (None, "", wanted):
+        raise BadRun(
+            f"{str(folder)!r} was begun with Keras on {wanted}, and {BACKEND_VARIABLE} says {asked}, which gives other weights; "
+            f"leave {BACKEND_VARIABLE} out to go on with the run"
+        )
+    if (keras := sys.modules.get("keras")) is not None and (used := keras.backend.backend()) != wanted:
+        raise BadRun(
+            f"{str(folder)!r} was begun with Keras on {wanted}, and this process has imported Keras on {used}; "
+            f"go on with the run in a new process: ferry train --resume {folder}"
+        )
+    os.environ[BACKEND_VARIABLE] = wanted
+    try:
+        yield
+    finally:
+        if asked is None:
+            del os.environ[BACKEND_VARIABLE]
+        else:
+            os.environ[BACKEND_VARIABLE] = asked

@@ -14,7 +14,7 @@ from tensorferry.engines.policy import make_policy
 from tensorferry.errors import BadRecipe
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
 from tensorferry.report import Report
-from tensorferry.train.seeds import step_seed
+from tensorferry.train.batches import step_seed
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.npz"

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from tensorferry.errors import BadRecipe, RunFailed
 from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
-from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
+from tensorferry.train.checkpoints import RunState, find_newest, save_checkpoint
 from tensorferry.train.config import Config
-from tensorferry.train.disk import writing
-from tensorferry.train.events import Events
-from tensorferry.train.folder import Run
-from tensorferry.train.progress import Progress
-from tensorferry.train.signals import Stop
+from tensorferry.train.folder import Run, writing
+from tensorferry.train.progress import Events, Progress
+from tensorferry.train.signals import StopSignal
 from tensorferry.train.trainer import Trainer, make_predict
 
 MAX_SKIPPED = 5  # steps of a run that may fail
@@ -39,7 +37,7 @@ class Session:
     data: Data
     trainer: Trainer
     progress: Progress
-    stop: Stop
+    stop: StopSignal
 
 
 class _Stopped(Exception):
@@ -54,7 +52,7 @@ class _BadStep(Exception):
         self.is_known = is_known  # it was this step; otherwise it may have been one before it
 
 
-def run_steps(session: Session, state: State) -> State:
+def run_steps(session: Session, state: RunState) -> RunState:
     """Take the steps after `state`, whose weights the trainer has, and return where it ended: at the last one, or at a signal."""
     check_until = 0
     with _load_ahead(session, state) as first, session.trainer.training():
@@ -71,7 +69,7 @@ def run_steps(session: Session, state: State) -> State:
                 batches = _load_ahead(session, state)
 
 
-def _load_ahead(session: Session, state: State) -> Batches:
+def _load_ahead(session: Session, state: RunState) -> Batches:
     """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
     batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps)
@@ -79,7 +77,7 @@ def _load_ahead(session: Session, state: State) -> Batches:
     return batches
 
 
-def _take_steps(session: Session, state: State, batches: Batches, check_until: int) -> State:
+def _take_steps(session: Session, state: RunState, batches: Batches, check_until: int) -> RunState:
     """Take all that are left, and look at the weights after each up to `check_until`."""
     done = state.step - 1 if state.unjudged else state.step
     with Events(session.run.folder, done) as events:
@@ -96,7 +94,7 @@ def _take_steps(session: Session, state: State, batches: Batches, check_until: i
     return state
 
 
-def _take_step(session: Session, state: State, batch: Any, check_until: int) -> dict[str, Any]:
+def _take_step(session: Session, state: RunState, batch: Any, check_until: int) -> dict[str, Any]:
     step = state.step + 1
     row: dict[str, Any] = {"step": step}
     if step in state.skipped:
@@ -110,7 +108,7 @@ def _take_step(session: Session, state: State, batch: Any, check_until: int) -> 
     return row | {"loss": loss, "seconds": time.perf_counter() - began, "peak_nbytes": session.trainer.peak_nbytes()}
 
 
-def _end_step(session: Session, state: State, row: dict[str, Any], events: Events, check_until: int) -> State:
+def _end_step(session: Session, state: RunState, row: dict[str, Any], events: Events, check_until: int) -> RunState:
     """Evaluate and save if that is due; an evaluation that a signal cuts short is made up when the run goes on."""
     due = session.config.saves_after(state.step)
     if due or state.step <= check_until:
@@ -134,13 +132,13 @@ def _end_step(session: Session, state: State, row: dict[str, Any], events: Event
     return state
 
 
-def _check_weights(session: Session, state: State, check_until: int) -> None:
+def _check_weights(session: Session, state: RunState, check_until: int) -> None:
     if not session.trainer.is_finite():
         reason = f"step {state.step} left weights that are NaN or infinite"
         raise _BadStep(reason, state.step, state.skipped, is_known=state.step <= check_until)
 
 
-def _evaluate(session: Session, state: State) -> State:
+def _evaluate(session: Session, state: RunState) -> RunState:
     recipe = session.recipe
     predict = make_predict(session.trainer, recipe)
 
@@ -169,13 +167,13 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
     return metrics[recipe.metric]
 
 
-def save(session: Session, state: State) -> None:
+def save(session: Session, state: RunState) -> None:
     """Save a checkpoint of this moment."""
     with writing(f"step {state.step}", session.run.folder):
         save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
-def _go_back(session: Session, bad: _BadStep) -> State:
+def _go_back(session: Session, bad: _BadStep) -> RunState:
     """Load the last checkpoint, and leave the step out that failed if it is known."""
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:

@@ -15,7 +15,7 @@ from tensorferry.engines.torch.large_model import large_model
 from tensorferry.engines.torch.precision import make_precision
 from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
 from tensorferry.report import Report
-from tensorferry.train.seeds import step_seed
+from tensorferry.train.batches import step_seed
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.pt"
