@@ -61,8 +61,8 @@ def test_perplexity_is_that_of_the_loss(data: Data) -> None:
 
 
 def test_words_are_hidden_as_the_paper_says(data: Data) -> None:
-    stretches = np.full((1, 2000), 300)
-    samples = HiddenWords(stretches, data.train.vocabulary)
+    chunks = np.full((1, 2000), 300)
+    samples = HiddenWords(chunks, data.train.vocabulary)
     sample = samples.read(0, np.random.default_rng(0))
     shown = sample["tokens"][sample["places"]]
     mask = data.train.vocabulary.number("[MASK]")
@@ -72,7 +72,7 @@ def test_words_are_hidden_as_the_paper_says(data: Data) -> None:
     assert np.mean(shown == 300) == pytest.approx(0.1, abs=0.05)
     elsewhere = np.delete(sample["tokens"], sample["places"])
     assert set(elsewhere) == {300}
-    assert set(stretches[0]) == {300}
+    assert set(chunks[0]) == {300}
 
 
 def test_what_is_hidden_depends_on_the_generator_alone_and_is_never_a_special_token(data: Data) -> None:
@@ -132,7 +132,7 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     short, binary, lacking = tmp_path / "short.txt", tmp_path / "binary.txt", tmp_path / "tokenizer.json"
     short.write_text("One line.\n" * 30)
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadData, match=r"short\.txt has \d+ stretches of 16 tokens.*Take a longer text"):
+    with pytest.raises(BadData, match=r"short\.txt has \d+ chunks of 16 tokens.*Take a longer text"):
         recipe.load_data(short)
     with pytest.raises(BadData, match=r"cannot read .*binary\.txt"):
         recipe.load_data(binary)

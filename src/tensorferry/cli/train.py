@@ -80,7 +80,9 @@ def _refuse_with_resume(options: argparse.Namespace) -> None:
     unset = {"set": [], "force": False}
     wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name) != unset.get(name)]
     if wrong:
-        raise BadOption(f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or begin anew")
+        raise BadOption(
+            f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or start a new run"
+        )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ class RunState:
 
     step: int = 0  # done
     recipe: str = ""
-    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were no numbers
+    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were NaN or infinite
     best_step: int | None = None
     best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation

@@ -280,8 +280,8 @@ def _explain(what: str, folder: Path, error: Exception) -> str:
     cause = "the disk is full" if full else (getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0])
     left = list_checkpoints(folder / "checkpoints")
     kept = f"{left[0]} is still whole" if left else "nothing was saved before"
-    advice = f", then: ferry train --resume {folder}" if left else " and begin anew"
-    return f"cannot save {what} under {str(folder)!r}: {cause}; {kept}. {'Make room' if full else 'Repair that'}{advice}"
+    advice = f", then: ferry train --resume {folder}" if left else " and start again"
+    return f"cannot save {what} under {str(folder)!r}: {cause}; {kept}. {'Make room' if full else 'Fix that'}{advice}"
 
 
 def _is_full(folder: Path, error: Exception) -> bool:

@@ -183,7 +183,7 @@ def _go_back(session: Session, bad: _BadStep) -> RunState:
     if bad.is_known and len(bad.skipped) >= MAX_SKIPPED:
         raise RunFailed(
             f"{bad}, and {MAX_SKIPPED} steps were left out for that already; the last good checkpoint is {folder} "
-            f"(step {state.step}). Lower the learning rate or take a wider precision, and begin anew."
+            f"(step {state.step}). Lower the learning rate or take a wider precision, and start again."
         )
     then, skipped = "to find the step that did it", bad.skipped
     if bad.is_known:

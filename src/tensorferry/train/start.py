@@ -96,12 +96,12 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
 def _go_on(run: Run, config: Config, progress: Progress) -> int:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
-        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; begin anew with --force")
+        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; start again with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
         raise BadRun(
             f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}; "
-            "take it out to go on from the one before, or begin anew with --force"
+            "remove it to go on from the one before, or start again with --force"
         )
     ours, data = load_recipe(config)
     trainer = make_trainer(ours, data, config.terms)
@@ -159,7 +159,7 @@ def _draw(session: Session, png: bytes | None) -> Path | None:
             store_illustration(run, png)
         return write_page(run)
     except BadRun as error:
-        session.progress.say(f"{error}. The run is saved and whole; once that is mended, draw it with: ferry report {run.folder}")
+        session.progress.say(f"{error}. The run is saved and whole; draw its page later with: ferry report {run.folder}")
         return None
 
 

@@ -36,11 +36,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def step(self, number: int, batch: Arrays) -> float:
-        """Take one step and return its loss; where that is no number, the weights may be spoilt."""
+        """Take one step and return its loss; where that is NaN or infinite, the weights may be as well."""
 
     @abstractmethod
     def is_finite(self) -> bool:
-        """Whether all weights that train are numbers; a step may spoil them although its own loss is one."""
+        """Whether no weight that trains is NaN or infinite; a step may leave such weights although its own loss is finite."""
 
     @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""A text as stretches of tokens, with a vocabulary made for it: what a language model trains on."""
+"""A text as chunks of tokens, with a vocabulary made for it: what a language model trains on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ class Vocabulary:
         return self.tokenizer.token_to_id(special)
 
     def cut(self, lines: Sequence[str], length: int) -> NDArray[np.int64]:
-        """The lines, joined by [SEP] and cut into stretches of that many tokens, each begun by [CLS]; the rest is lost."""
+        """The lines, joined by [SEP] and cut into chunks of that many tokens, each begun by [CLS]; the rest is lost."""
         end = self.number("[SEP]")
         tokens = [token for line in lines for token in (*self.tokenizer.encode(line, add_special_tokens=False).ids, end)]
-        num_stretches = len(tokens) // (length - 1)
-        stretches = np.asarray(tokens[: num_stretches * (length - 1)], np.int64).reshape(num_stretches, length - 1)
-        return np.insert(stretches, 0, self.number("[CLS]"), axis=1)
+        num_chunks = len(tokens) // (length - 1)
+        chunks = np.asarray(tokens[: num_chunks * (length - 1)], np.int64).reshape(num_chunks, length - 1)
+        return np.insert(chunks, 0, self.number("[CLS]"), axis=1)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -263,7 +263,7 @@ def _read_channels(path: Path) -> NDArray[np.float32]:
     """A scan's voxels with the channels on the last of four axes."""
     voxels = read_voxels(path)[0].astype(np.float32)
     if not np.isfinite(voxels).all():
-        raise BadData(f"{str(path)!r} holds voxels that are no numbers; put zero in their place, or take the case out")
+        raise BadData(f"{str(path)!r} holds voxels that are NaN or infinite; put zero in their place, or take the case out")
     return voxels if voxels.ndim == 4 else voxels[..., None]
 
 
