@@ -50,12 +50,12 @@ class DemoTraining:
     base: int = 16  # channels at full resolution
 
     def to_json(self) -> str:
-        """The request as text."""
+        """The training as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "DemoTraining":
-        """The request that `to_json` wrote."""
+        """The training that `to_json` wrote."""
         return cls(**json.loads(text))
 
 
@@ -79,18 +79,18 @@ def show(settings: DemoSettings, console: Console | None = None) -> int:
         plain = _train_plain(settings, folder / "plain", console)
         budget = settings.budget_nbytes or round(plain.peak_nbytes * _BUDGET_SHARE)
         cap = budget + HEADROOM_NBYTES
-        dead = _train_capped(settings, folder / "capped", cap, console)
+        capped = _train_capped(settings, folder / "capped", cap, console)
         request = DemoTraining(settings.edge, settings.num_steps, str(folder / "run"), cap, budget)
-        ferried = _train(f"ferry, capped at {format_bytes(cap)}", request, console)
-        if ferried.out_of_memory:
+        with_budget = _train(f"ferry, capped at {format_bytes(cap)}", request, console)
+        if with_budget.out_of_memory:
             console.print("  [red]dies[/red]: ", end="")
-            console.print(ferried.out_of_memory, markup=False)
+            console.print(with_budget.out_of_memory, markup=False)
             return 1
-        share = f"{ferried.peak_nbytes / plain.peak_nbytes:.0%} of plain's memory"
+        share = f"{with_budget.peak_nbytes / plain.peak_nbytes:.0%} of plain's memory"
         console.print(
-            f"  [green]trains[/green] in {format_bytes(ferried.peak_nbytes)}, {share}; last loss {ferried.losses[-1]:.6f}"
+            f"  [green]trains[/green] in {format_bytes(with_budget.peak_nbytes)}, {share}; last loss {with_budget.losses[-1]:.6f}"
         )
-        equal = ferried.losses == plain.losses
+        equal = with_budget.losses == plain.losses
         console.print(_comparison(equal, len(plain.losses)))
         _keep(folder / "run", settings.out)
     console.print(
@@ -98,7 +98,7 @@ def show(settings: DemoSettings, console: Console | None = None) -> int:
     )
     longer = f"--set resolution={settings.edge} --set base={request.base} --budget {budget}"
     console.print(f"Train it for longer: ferry train {RECIPE} {longer}", markup=False, soft_wrap=True)
-    return 0 if equal and dead.out_of_memory else 1
+    return 0 if equal and capped.out_of_memory else 1
 
 
 def _check(settings: DemoSettings) -> None:
@@ -125,13 +125,13 @@ def _train_plain(settings: DemoSettings, folder: Path, console: Console) -> Trai
 def _train_capped(settings: DemoSettings, folder: Path, cap: int, console: Console) -> TrainingResult:
     """What should die."""
     request = DemoTraining(settings.edge, settings.num_steps, str(folder), cap)
-    dead = _train(f"plain, capped at {format_bytes(cap)}", request, console)
-    if dead.out_of_memory:
-        console.print(f"  [red]dies[/red] after {len(dead.losses)} steps: ", end="")
-        console.print(dead.out_of_memory, markup=False, overflow="ellipsis", no_wrap=True)
+    capped = _train(f"plain, capped at {format_bytes(cap)}", request, console)
+    if capped.out_of_memory:
+        console.print(f"  [red]dies[/red] after {len(capped.losses)} steps: ", end="")
+        console.print(capped.out_of_memory, markup=False, overflow="ellipsis", no_wrap=True)
     else:
         console.print("  [yellow]survives[/yellow]: the cap is too high to show anything; lower it with --budget")
-    return dead
+    return capped
 
 
 def _comparison(equal: bool, num_steps: int) -> str:

@@ -181,13 +181,13 @@ class NewRun(Run):
         """The first step is done: from now on this is the run."""
         if self._kept:
             return
-        if self._earlier.exists():
-            with writing("the run", self.folder):
-                # at once, so that a kill while its files go does not bring half of it back
+        with writing("the run", self.folder):
+            if self._earlier.exists():
+                # under another name at once, so that a kill while its files go does not bring half of it back
                 self._earlier.rename(self._part)
-                force(self.folder.parent)
-            shutil.rmtree(self._part, ignore_errors=True)
-        self._kept = True
+            self._kept = True
+            force(self.folder.parent)
+        shutil.rmtree(self._part, ignore_errors=True)
 
     def end(self) -> None:
         """Undo everything, unless it is kept."""
