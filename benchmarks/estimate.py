@@ -121,7 +121,7 @@ def predict(case: Case, machine: Machine) -> Outlook:
 
 def _make_gpt(case: Case) -> Callable[[], Any]:
     def make() -> Any:
-        from tensorferry.recipes.gpt import GPT
+        from tensorferry.recipes.models.gpt import GPT
 
         return GPT(num_layers=2, width=128) if case.quick else GPT()
 

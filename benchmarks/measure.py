@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tensorferry.recipes.cap import EXACT_MALLOC
+from tensorferry.engines.memory_cap import EXACT_MALLOC
 from trainings import NUM_THREADS, Request
 
 _CHILD = Path(__file__).with_name("train_once.py")

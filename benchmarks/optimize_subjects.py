@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tensorferry.recipes import efficientnet_finetune, minilm, resnet, unet3d
-from tensorferry.recipes.library_text import read_topics
+from tensorferry.recipes import efficientnet_finetune
+from tensorferry.recipes.data.python_docs import read_topics
+from tensorferry.recipes.models import minilm, resnet, unet3d
 
 Samples = dict[str, NDArray[Any]]
 NUM_SAMPLES = 200  # half of them calibrate int8, half are compared
@@ -84,7 +85,7 @@ def _resnet50() -> nn.Module:
 
 
 def _keras_resnet50() -> Any:
-    from tensorferry.recipes.keras import resnet as keras_resnet
+    from tensorferry.recipes.models.keras import resnet as keras_resnet
 
     return keras_resnet.resnet50()
 

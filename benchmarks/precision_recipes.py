@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, Samples, Settings, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, RecipeSettings, Samples, TorchRecipe
 
 NUM_CLASSES = 4
 VOCABULARY = 64
 
 
 @dataclass(frozen=True)
-class Size(Settings):
+class Size(RecipeSettings):
     """How large model and samples are."""
 
     batch: int = 32

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from tensorferry.demo.process import HEADROOM_NBYTES, run_training
-from tensorferry.demo.settings import BACKEND, Request
-from tensorferry.recipes.extra import load_extra
-from tensorferry.recipes.mni152 import LABELS, Mni152
-from tensorferry.recipes.segmenting import compute_dice
-from tensorferry.recipes.volume_samples import HELD_OUT_SLABS, mask_slabs
-from tensorferry.recipes.volumes import load_cube
+from tensorferry.demo.show import BACKEND, HEADROOM_NBYTES, DemoTraining, run_training
+from tensorferry.extras import load_extra
+from tensorferry.recipes.data.mni152 import LABELS, Mni152
+from tensorferry.recipes.data.segmentation import compute_dice
+from tensorferry.recipes.data.volume_samples import HELD_OUT_SLABS, mask_slabs
+from tensorferry.recipes.data.volumes import load_cube
 from tensorferry.units import format_bytes
 
 
@@ -55,12 +54,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def study(low: int, high: int, num_steps: int, base: int, folder: Path, say: Any) -> tuple[list[Result], int]:
     """The low resolution, the high one plain, and the high one with a budget, all under one cap; and that cap."""
-    probe = _train(Request(low, 2, str(folder / "probe"), base=base), say)
+    probe = _train(DemoTraining(low, 2, str(folder / "probe"), base=base), say)
     cap = probe.peak_nbytes + HEADROOM_NBYTES
     results = []
     for resolution, budget in ((low, None), (high, None), (high, probe.peak_nbytes)):
         run = folder / f"{resolution}-{'plain' if budget is None else 'budget'}"
-        result = _train(Request(resolution, num_steps, str(run), cap, budget, base), say)
+        result = _train(DemoTraining(resolution, num_steps, str(run), cap, budget, base), say)
         if result.outcome == "trained":
             result = Result(**asdict(result) | {"dice": judge(run, high)})
         results.append(result)
@@ -106,7 +105,7 @@ def make_table(results: list[Result], cap: int) -> Table:
     return table
 
 
-def _train(request: Request, say: Any) -> Result:
+def _train(request: DemoTraining, say: Any) -> Result:
     end: dict[str, Any] = {}
     peak = 0
     for event in run_training(request):

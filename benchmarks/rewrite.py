@@ -36,8 +36,8 @@ from tensorferry.engines.tensorflow.record import record
 from tensorferry.engines.tensorflow.swap import Crossings
 from tensorferry.machine import Machine, TierSpeed
 from tensorferry.plan import Action, find_floor, make_plan
-from tensorferry.recipes.keras.compiled import compile_model
-from tensorferry.recipes.keras.resnet import resnet
+from tensorferry.recipes.models.keras.fit import compile_model
+from tensorferry.recipes.models.keras.resnet import resnet
 from tensorferry.tiers import open_tier
 
 T = TypeVar("T")

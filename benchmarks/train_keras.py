@@ -15,9 +15,8 @@ import tensorflow as tf
 
 import tensorferry as ferry
 from tensorferry.engines.tensorflow.device import Device, Peaks
-from tensorferry.recipes.keras import googlenet, resnet, unet3d
-from tensorferry.recipes.keras.batch import Batch
-from tensorferry.recipes.keras.compiled import compile_model
+from tensorferry.recipes.models.keras import googlenet, resnet, unet3d
+from tensorferry.recipes.models.keras.fit import Batch, compile_model
 from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
 
 _DEVICE = "CPU:0"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import tensorferry as ferry
+from tensorferry.engines.memory_cap import cap_memory, is_out_of_memory
 from tensorferry.engines.resident import ResidentMeter
-from tensorferry.recipes.cap import cap_memory, is_out_of_memory
 from trainings import Request, StepClock, Trained
 
 _FRAMEWORKS = {"torch": "train_torch", "tensorflow": "train_keras"}  # each has warm_up and train; only one may be loaded

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import tensorferry as ferry
-from tensorferry.recipes import gpt, resnet, unet3d
+from tensorferry.recipes.models import gpt, resnet, unet3d
 from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
 
 

@@ -111,11 +111,6 @@ _HOMES = {
     "this_machine": "tensorferry.tiers",
 }
 _MODULES = {"tensorflow"}  # public names that are modules themselves
-_EXTRAS = {
-    "torch": "torch",
-    "tensorflow": "tensorflow",
-    "keras": "tensorflow",
-}  # a framework's module, and the extra that brings it
 
 
 def __getattr__(name: str) -> Any:
@@ -125,10 +120,11 @@ def __getattr__(name: str) -> Any:
     try:
         value = import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
     except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(error.name or "")
-        if extra is None:
+        from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
+
+        if error.name not in FRAMEWORK_EXTRAS:
             raise
-        raise MissingExtra(f'{name} needs {error.name}, which is not installed: pip install "tensorferry[{extra}]"') from error
+        raise missing_extra(name, error.name) from error
     globals()[name] = value
     return value
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensorferry.cli import main
 from tensorferry.recipes.card_text import NUM_COLUMNS, render_card, render_cards
-from tensorferry.recipes.catalog import Card, Figure, SettingNote, list_cards
+from tensorferry.recipes.catalog import Card, CardFigure, SettingNote, list_cards
 
 SHELLS = Card(
     name="sort-shells",
@@ -22,7 +22,7 @@ SHELLS = Card(
     steps=("serve", "train"),
     metric="accuracy",
     settings=(SettingNote("batch", 8, "images a step"),),
-    figures=(Figure("accuracy", "93 %", "ferry train sort-shells"),),
+    figures=(CardFigure("accuracy", "93 %", "ferry train sort-shells"),),
     notes=("Knows [shells] only.",),
     commands=("ferry train sort-shells --out runs/shells " + "--set batch=16 " * 8,),
 )

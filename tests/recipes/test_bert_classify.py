@@ -8,9 +8,10 @@ import torch
 from driving import make_predict, read_batch, train
 from torch.nn import functional
 
-from tensorferry.recipes import library_text, minilm
-from tensorferry.recipes.bert import Classifier, pool
 from tensorferry.recipes.bert_classify import BertClassify, BertClassifySettings
+from tensorferry.recipes.data import python_docs
+from tensorferry.recipes.models import minilm
+from tensorferry.recipes.models.bert import Classifier, pool
 from tensorferry.recipes.recipe import Data
 
 GOOD = ("wonderful", "great", "delightful", "superb", "lovely", "excellent")
@@ -114,7 +115,7 @@ def test_the_held_out_sentences_are_the_same_every_time_and_none_is_trained_on(r
 
 
 def test_without_a_file_there_are_sentences_of_many_topics() -> None:
-    pairs = library_text.read_topics()
+    pairs = python_docs.read_topics()
     labels = [label for _, label in pairs]
     assert len(pairs) > 4000
     assert len({text for text, _ in pairs}) == len(pairs)

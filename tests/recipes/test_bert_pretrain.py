@@ -11,8 +11,8 @@ import torch
 from driving import make_predict, read_batch, train
 
 from tensorferry import BadData, BadRecipe
-from tensorferry.recipes import bert, minilm
 from tensorferry.recipes.bert_pretrain import SIZES, BertPretrain, BertPretrainSettings, HiddenWords
+from tensorferry.recipes.models import bert, minilm
 from tensorferry.recipes.recipe import Data
 
 SMALL = BertPretrainSettings(batch=4, max_length=16, vocabulary=400)
@@ -61,8 +61,8 @@ def test_perplexity_is_that_of_the_loss(data: Data) -> None:
 
 
 def test_words_are_hidden_as_the_paper_says(data: Data) -> None:
-    stretches = np.full((1, 2000), 300)
-    samples = HiddenWords(stretches, data.train.vocabulary)
+    chunks = np.full((1, 2000), 300)
+    samples = HiddenWords(chunks, data.train.vocabulary)
     sample = samples.read(0, np.random.default_rng(0))
     shown = sample["tokens"][sample["places"]]
     mask = data.train.vocabulary.number("[MASK]")
@@ -72,7 +72,7 @@ def test_words_are_hidden_as_the_paper_says(data: Data) -> None:
     assert np.mean(shown == 300) == pytest.approx(0.1, abs=0.05)
     elsewhere = np.delete(sample["tokens"], sample["places"])
     assert set(elsewhere) == {300}
-    assert set(stretches[0]) == {300}
+    assert set(chunks[0]) == {300}
 
 
 def test_what_is_hidden_depends_on_the_generator_alone_and_is_never_a_special_token(data: Data) -> None:
@@ -86,7 +86,7 @@ def test_what_is_hidden_depends_on_the_generator_alone_and_is_never_a_special_to
 
 def test_the_vocabulary_is_the_same_in_another_process(text: Path, data: Data) -> None:
     code = (
-        "import sys; from pathlib import Path; from tensorferry.recipes.plain_text import make_vocabulary, read_lines; "
+        "import sys; from pathlib import Path; from tensorferry.recipes.data.tokens import make_vocabulary, read_lines; "
         "lines = read_lines(Path(sys.argv[1])); "
         "print(make_vocabulary([line for number, line in enumerate(lines) if number % 20], 400).tokenizer.to_str())"
     )
@@ -132,7 +132,7 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     short, binary, lacking = tmp_path / "short.txt", tmp_path / "binary.txt", tmp_path / "tokenizer.json"
     short.write_text("One line.\n" * 30)
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadData, match=r"short\.txt has \d+ stretches of 16 tokens.*Take a longer text"):
+    with pytest.raises(BadData, match=r"short\.txt has \d+ chunks of 16 tokens.*Take a longer text"):
         recipe.load_data(short)
     with pytest.raises(BadData, match=r"cannot read .*binary\.txt"):
         recipe.load_data(binary)

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import nn
 
 from tensorferry.errors import BadRecipe
-from tensorferry.recipes.classify_images import ClassifyImages, GoogLeNet, ImageSettings, ResNet50, ResNet152
-from tensorferry.recipes.resnet import ResNet
+from tensorferry.recipes.classify_images import ClassifyImages, GoogLeNetRecipe, ImageSettings, ResNet50Recipe, ResNet152Recipe
+from tensorferry.recipes.models.resnet import ResNet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,7 +33,7 @@ def test_a_few_steps_on_real_digits_raise_the_accuracy_far_over_chance() -> None
     assert recipe.evaluate(make_predict(recipe, model), data.held_out)["accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("make_recipe", [ResNet50, ResNet152, GoogLeNet])
+@pytest.mark.parametrize("make_recipe", [ResNet50Recipe, ResNet152Recipe, GoogLeNetRecipe])
 def test_every_recipe_scores_the_classes_of_its_data(make_recipe: type[ClassifyImages]) -> None:
     recipe = make_recipe(ImageSettings(edge=32, batch=2))
     data = recipe.load_data(None)

@@ -7,6 +7,7 @@ from driving import make_predict, train
 from sklearn.datasets import load_sample_image
 from torch import nn
 
+from tensorferry.recipes.data.images import ImageSamples, Pictures
 from tensorferry.recipes.efficientnet_finetune import (
     NUM_IMAGENET_CLASSES,
     EfficientNetFineTune,
@@ -14,7 +15,6 @@ from tensorferry.recipes.efficientnet_finetune import (
     load_weights,
     make_efficientnet,
 )
-from tensorferry.recipes.images import ImageSamples, Pictures
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

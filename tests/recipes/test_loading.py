@@ -9,10 +9,10 @@ from tensorferry.recipes.loading import find_recipe, make_recipe
 
 RECIPE = """
 from dataclasses import dataclass
-from tensorferry.recipes.recipe import NonNegativeFloat, PositiveFloat, Settings, Share, TorchRecipe
+from tensorferry.recipes.recipe import NonNegativeFloat, PositiveFloat, RecipeSettings, Share, TorchRecipe
 
 @dataclass(frozen=True)
-class Choices(Settings):
+class Choices(RecipeSettings):
     rate: float = 0.1
     steepness: PositiveFloat = 1.0
     decay: NonNegativeFloat = 0.0

@@ -13,9 +13,9 @@ from nifti import save_ball
 from PIL import Image
 
 from tensorferry.errors import BadRecipe
-from tensorferry.recipes.segmenting import compute_dice, find_classes
+from tensorferry.recipes.data.segmentation import compute_dice, find_classes
+from tensorferry.recipes.data.volume_samples import UNKNOWN
 from tensorferry.recipes.unet3d_brain import BrainSettings, UNet3dBrain
-from tensorferry.recipes.volume_samples import UNKNOWN
 
 TRIAL = Path(__file__).with_name("brain_trial.py")
 

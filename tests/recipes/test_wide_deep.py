@@ -15,7 +15,7 @@ from tensorferry import BadData, BadRecipe
 from tensorferry.recipes.recipe import Data
 from tensorferry.recipes.wide_deep import WideDeep, WideDeepSettings, measure_auc
 
-TRIAL = Path(__file__).parent / "keras" / "wide_deep_trial.py"
+TRIAL = Path(__file__).with_name("wide_deep_trial.py")
 HEADER = "price,weight,colour,shape,sold"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from listening import TINY, Told
 
-from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.start import TrainRequest, begin, resume
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def train(tmp_path: Path, told: Told) -> Callable[..., Path]:
 
     def train(name: str = "run", progress: Told = told, **options: Any) -> Path:
         given: dict[str, Any] = {"recipe": TINY, "seed": 7, "every": 4, "out": tmp_path / name} | options
-        assert begin(Request(**given), progress) == 0
+        assert begin(TrainRequest(**given), progress) == 0
         return tmp_path / name
 
     return train

@@ -14,7 +14,7 @@ from listening import Told, losses, weights
 
 from tensorferry import RunFailed
 from tensorferry.train.checkpoints import read_state
-from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.trained import load_trained
 
 HERE = Path(sys.argv[1])
@@ -23,7 +23,7 @@ RECIPE = f"{Path(__file__).with_name('tiny_keras.py')}:TinyKeras"
 
 def train(name: str, **options: Any) -> Path:
     given: dict[str, Any] = {"recipe": RECIPE, "seed": 7, "every": 4, "out": HERE / name} | options
-    assert begin(Request(**given), Told()) == 0
+    assert begin(TrainRequest(**given), Told()) == 0
     return HERE / name
 
 
@@ -40,7 +40,7 @@ def stop_and_resume(folder: Path, **options: Any) -> bool:
     """Whether a run whose last evaluation a signal has cut short says the same of itself as one that was not stopped."""
     whole, told = train("judged", **options), Told()
     told.on_evaluate = lambda: os.kill(os.getpid(), signal.SIGTERM) if len(told.rows) == 11 else None
-    assert begin(Request(RECIPE, seed=7, every=4, out=folder, **options), told) == 143
+    assert begin(TrainRequest(RECIPE, seed=7, every=4, out=folder, **options), told) == 143
     assert resume(folder, Told()) == 0
     return all(
         read_state(folder / "checkpoints" / link) == read_state(whole / "checkpoints" / link) for link in ("latest", "best")
@@ -50,7 +50,7 @@ def stop_and_resume(folder: Path, **options: Any) -> bool:
 def spoil() -> str:
     """How a run ends whose every step makes weights infinite, although its loss is a number."""
     try:
-        begin(Request(RECIPE, {"rate": "1e39"}, seed=7, every=1, out=HERE / "spoilt"), Told())
+        begin(TrainRequest(RECIPE, {"rate": "1e39"}, seed=7, every=1, out=HERE / "spoilt"), Told())
     except RunFailed as error:
         return str(error)
     return "well"

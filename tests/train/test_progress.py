@@ -8,8 +8,7 @@ import pytest
 
 from tensorferry import RunFailed
 from tensorferry.train.config import Config
-from tensorferry.train.events import Events
-from tensorferry.train.progress import LineProgress, LiveProgress, make_progress
+from tensorferry.train.progress import Events, LineProgress, LiveProgress, make_progress
 from tensorferry.train.trainer import Terms
 
 CONFIG = Config("unet3d", {"batch": 2, "steps": 40}, "scratch", None, "dice", 10, Terms(seed=5, budget="1GiB"))

@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 import torch
 from listening import TINY, Told, losses, weights
+from tiny import NUM_HELD_OUT, Tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorferry as ferry
 from tensorferry.cli import main
+from tensorferry.engines.torch.large_model import LargeModel
 from tensorferry.train.checkpoints import read_state
-from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.start import TrainRequest, begin, resume
+from tensorferry.train.torch import TorchTrainer
 from tensorferry.train.trained import load_trained
+from tensorferry.train.trainer import Terms, make_trainer
 
 Train = Callable[..., Path]
 
@@ -48,6 +53,26 @@ def test_a_run_leaves_rows_config_events_and_checkpoints(train: Train, told: Tol
     assert (folder / "checkpoints" / "latest").resolve().name == "step-00000012"
     assert told.summary["metrics"] == rows[-1]["held_out"]
     assert told.notes == ["data: points on a line"]
+
+
+def test_without_every_a_run_saves_ten_times_and_evaluates_within_a_tenth_of_its_training(
+    train: Train, go_on: Callable[[Path], int], told: Told, tmp_path: Path
+) -> None:
+    latest, saved = tmp_path / "run" / "checkpoints" / "latest", set()
+    told.on_step = lambda row: saved.add(read_state(latest).step)
+    folder = train(every=None, settings={"steps": "60", "batch": "4"})
+    assert saved == set(range(0, 60, 6))
+    evaluated = [step for step, _, metrics in _figures(folder) if metrics]
+    assert len(evaluated) > 1
+    assert evaluated[-1] == 60
+    # a step passes through the model forward, and backward at twice the work
+    assert len(evaluated[:-1]) * NUM_HELD_OUT <= 0.1 * 3 * 60 * 4
+    figures, whole = _figures(folder), weights(folder)
+    told.on_step = lambda row: None
+    shutil.rmtree(folder / "checkpoints" / "step-00000060")
+    assert go_on(folder) == 0
+    assert _figures(folder) == figures
+    assert weights(folder) == whole
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(train: Train) -> None:
@@ -159,13 +184,15 @@ def test_a_loss_that_is_no_number_is_left_out_with_the_same_bits_on_resume(
     assert weights(folder) == whole
 
 
+@pytest.mark.parametrize("every", [1, 4, 12])
 def test_a_step_that_spoils_the_weights_is_left_out_with_the_same_bits_on_resume(
-    train: Train, go_on: Callable[[Path], int], told: Told
+    every: int, train: Train, go_on: Callable[[Path], int], told: Told
 ) -> None:
-    folder = train(settings={"steep_above": "2.2"}, every=1)
+    folder = train(settings={"steep_above": "2.2"}, every=every)
     left_out = [step for step, loss, _ in _figures(folder) if loss is None]
     assert left_out
-    assert [note for note in told.notes if f"step {left_out[0]} left weights that are no numbers: back to step" in note]
+    spoilt = f"step {left_out[0]} left weights that are NaN or infinite: back to step"
+    assert [note for note in told.notes if note.startswith(spoilt) and note.endswith(f"and on without step {left_out[0]}")]
     assert _is_finite(folder)
     whole = weights(folder)
     shutil.rmtree(folder / "checkpoints" / "step-00000012")
@@ -173,9 +200,43 @@ def test_a_step_that_spoils_the_weights_is_left_out_with_the_same_bits_on_resume
     assert weights(folder) == whole
 
 
+def test_weights_are_looked_at_when_a_checkpoint_is_due_and_no_report_is_made_of_a_step(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for kind, name in ((TorchTrainer, "is_finite"), (LargeModel, "report")):
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, name=name, method=method: (seen.append(name), method(self))[1])
+    train(budget="400MiB", settings={"steps": "12"}, every=4)
+    assert seen == ["is_finite"] * 3 + ["report"]
+
+
+def test_a_look_at_all_weights_waits_for_the_device_once() -> None:
+    class NumRead(TorchDispatchMode):
+        value = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.value += op is torch.ops.aten._local_scalar_dense.default
+            return op(*args, **kwargs or {})
+
+    recipe = Tiny()
+    trainer = make_trainer(recipe, recipe.load_data(None), Terms())
+    with NumRead() as num_read:
+        assert trainer.is_finite()
+    assert num_read.value == 1
+    weights = list(trainer.model.parameters())
+    assert len(weights) > 1
+    for weight in weights:
+        for value in (float("nan"), float("inf"), float("-inf"), 3e38):
+            before = weight.detach().clone()
+            weight.data.view(-1)[-1] = value
+            assert trainer.is_finite() == (value == 3e38)
+            weight.data.copy_(before)
+
+
 def test_the_checkpoint_that_is_named_as_good_holds_numbers(tmp_path: Path, told: Told) -> None:
-    request = Request(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
-    with pytest.raises(ferry.RunFailed, match=r"left weights that are no numbers, .* the last good checkpoint is .*step-0000"):
+    request = TrainRequest(TINY, {"steep_above": "1"}, out=tmp_path / "run", seed=7, every=1)
+    with pytest.raises(ferry.RunFailed, match=r"left weights that are NaN or infinite, .* last good checkpoint is .*step-0000"):
         begin(request, told)
     assert _is_finite(tmp_path / "run")
 
@@ -189,7 +250,7 @@ def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int
         return lambda: os.kill(os.getpid(), signal.SIGTERM) if len(told.rows) in (0, step - 1) else None
 
     told.on_evaluate, again.on_evaluate = stop(told), stop(again)
-    assert begin(Request(TINY, out=folder, seed=7, every=4), told) == 143
+    assert begin(TrainRequest(TINY, out=folder, seed=7, every=4), told) == 143
     assert [row["step"] for row in told.rows] == list(range(1, step + 1))
     assert "held_out" not in told.rows[-1]
     assert (folder / "checkpoints" / "latest").resolve().name == f"step-{step:08d}"
@@ -203,7 +264,7 @@ def test_a_signal_ends_an_evaluation_too_and_a_resumed_run_makes_it_up(step: int
 
 
 def test_too_many_losses_that_are_no_numbers_end_the_run_and_name_the_last_good_checkpoint(tmp_path: Path, told: Told) -> None:
-    request = Request(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
+    request = TrainRequest(TINY, {"num_bad": "30"}, out=tmp_path / "run", seed=7, every=4)
     with pytest.raises(ferry.RunFailed, match=r"the loss of step \d+ is nan, and 5 steps .* last good checkpoint is .*step-0000"):
         begin(request, told)
     assert told.notes[-1] == f"report: {tmp_path / 'run' / 'report.html'}"

@@ -19,10 +19,9 @@ import torch
 from listening import TINY, Told, losses, weights
 
 import tensorferry as ferry
-from tensorferry.train.checkpoints import State, list_checkpoints, read_state, save_checkpoint
-from tensorferry.train.disk import writing
-from tensorferry.train.lock import hold
-from tensorferry.train.start import Request, begin, resume
+from tensorferry.train.checkpoints import RunState, list_checkpoints, read_state, save_checkpoint
+from tensorferry.train.folder import hold, writing
+from tensorferry.train.start import TrainRequest, begin, resume
 
 NUM_KILLS = 20
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of a tiny model only wait for each other
@@ -47,12 +46,12 @@ def server() -> ForkServerContext:
 
 def _begin(folder: Path) -> None:
     torch.set_num_threads(1)
-    sys.exit(begin(Request(TINY, {"steps": "20"}, out=folder, seed=5, every=3), Told()))
+    sys.exit(begin(TrainRequest(TINY, {"steps": "20"}, out=folder, seed=5, every=3), Told()))
 
 
 def _begin_long(folder: Path) -> None:
     torch.set_num_threads(1)
-    sys.exit(begin(Request(TINY, {"steps": "1000000"}, out=folder, seed=5, every=100_000), Told()))
+    sys.exit(begin(TrainRequest(TINY, {"steps": "1000000"}, out=folder, seed=5, every=100_000), Told()))
 
 
 def _resume(folder: Path) -> None:
@@ -128,7 +127,7 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_else(number: int, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "run"
-    begin(Request(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
     before, slow = weights(folder), f"{Path(__file__).with_name('tiny.py')}:Slow"
     for out, options in ((folder, ["--force"]), (tmp_path / "other" / "run", [])):
         command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", out, *options]
@@ -141,6 +140,63 @@ def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_els
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert [path.name for path in folder.parent.iterdir()] == ["run"]
     assert weights(folder) == before
+
+
+def _kill_while_loading(folder: Path) -> None:
+    """Overwrite a run, and be killed before the first step."""
+    slow = f"{Path(__file__).with_name('tiny.py')}:Slow"
+    command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", folder, "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.kill()
+    process.communicate(timeout=60)
+
+
+def test_the_run_that_a_killed_one_was_to_overwrite_is_back_when_training_starts_there_again(tmp_path: Path) -> None:
+    folder, told = tmp_path / "run", Told()
+    begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before = weights(folder)
+    _kill_while_loading(folder)
+    assert resume(folder, told) == 0
+    assert told.notes[0].startswith(f"a run that was to overwrite {str(folder)!r} was killed before its first step")
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    _kill_while_loading(folder)
+    with pytest.raises(ferry.BadRun, match="exists; go on with it"):
+        begin(TrainRequest(TINY, {"steps": "3"}, out=folder, seed=7), Told())
+    assert weights(folder) == before
+    _kill_while_loading(folder)
+    begin(TrainRequest(TINY, {"steps": "3"}, out=folder, seed=7, force=True), Told())
+    assert len(losses(folder)) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_kill_between_two_renames_or_while_the_earlier_run_goes_leaves_a_run_and_nothing_hidden(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    before = weights(folder)
+    folder.rename(tmp_path / ".run.earlier")
+    (tmp_path / ".run.part").mkdir()
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    shutil.copytree(folder / "checkpoints", tmp_path / ".run.part", symlinks=True)  # half of a run that is overwritten
+    assert resume(folder, Told()) == 0
+    assert weights(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_is_no_run_is_never_removed_for_one_that_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
+    folder.rename(tmp_path / ".run.earlier")
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ferry.BadRun, match=r"is not a run, and .* is the run that was there; move one of them away"):
+        resume(folder, Told())
+    assert (folder / "thesis.txt").read_text() == "years of work"
+    assert (tmp_path / ".run.earlier" / "config.json").is_file()
 
 
 def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
@@ -168,14 +224,14 @@ def _train_until_full(folder: Path, step: int, num_bytes: str) -> "subprocess.Co
 import resource, signal, sys
 from pathlib import Path
 from listening import TINY, Told
-from tensorferry.train.start import Request, begin
+from tensorferry.train.start import TrainRequest, begin
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder, told = Path({str(folder)!r}), Told()
 def fill(row):
     if row["step"] == {step}:
         resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)
 told.on_step = fill
-code = begin(Request(TINY, {{"steps": "12"}}, out=folder, seed=7, every=4), told)
+code = begin(TrainRequest(TINY, {{"steps": "12"}}, out=folder, seed=7, every=4), told)
 print(*told.notes, told.summary["page"], sep="\\n")
 sys.exit(code)
 """
@@ -205,7 +261,7 @@ def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000000"]
     assert resume(tmp_path / "run", Told()) == 0
     whole = tmp_path / "whole"
-    begin(Request(TINY, {"steps": "12"}, out=whole, seed=7, every=4), Told())
+    begin(TrainRequest(TINY, {"steps": "12"}, out=whole, seed=7, every=4), Told())
     assert weights(tmp_path / "run") == weights(whole)
     assert losses(tmp_path / "run") == losses(whole)
 
@@ -228,9 +284,9 @@ def test_a_checkpoint_that_fails_half_way_leaves_no_part_behind(tmp_path: Path) 
         (folder / "model.pt").write_bytes(b"ha")
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
 
-    save_checkpoint(tmp_path / "checkpoints", State(step=1), write)
+    save_checkpoint(tmp_path / "checkpoints", RunState(step=1), write)
     says = pytest.raises(ferry.RunFailed, match=r"cannot save step 2 .*step-00000001 is still whole")
     with says, writing("step 2", tmp_path):
-        save_checkpoint(tmp_path / "checkpoints", State(step=2), fail)
+        save_checkpoint(tmp_path / "checkpoints", RunState(step=2), fail)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step-00000001"]
     assert read_state(tmp_path / "checkpoints" / "latest").step == 1

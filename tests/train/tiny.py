@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tensorferry.recipes.recipe import Arrays, Data, Predict, Samples, Settings, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Data, Predict, RecipeSettings, Samples, TorchRecipe
 
 NUM_TRAIN, NUM_HELD_OUT = 37, 16
 
@@ -29,7 +29,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class TinySettings(Settings):
+class TinySettings(RecipeSettings):
     batch: int = 4
     steps: int = 12
     width: int = 16

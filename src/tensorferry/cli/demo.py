@@ -4,14 +4,13 @@ import argparse
 from pathlib import Path
 
 from tensorferry.cli.numbers import positive
-from tensorferry.demo.settings import Settings
-from tensorferry.demo.show import show
+from tensorferry.demo.show import DemoSettings, show
 from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:
   ferry demo                        under three minutes on two cores
   ferry demo --size 64 --steps 2    smaller and quicker
-  ferry demo --budget 700MiB        a budget of your own; the cap leaves a little room above it
+  ferry demo --budget 650MiB        a budget of your own; the cap leaves a little room above it
 """
 
 
@@ -28,21 +27,23 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--out",
         type=Path,
-        default=Settings.out,
+        default=DemoSettings.out,
         metavar="FOLDER",
         help="where the run with its report goes (default %(default)s)",
     )
     parser.add_argument(
-        "--steps", type=positive, default=Settings.num_steps, metavar="N", help="steps to train (default %(default)s)"
+        "--steps", type=positive, default=DemoSettings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
-    parser.add_argument("--size", type=_edge, default=Settings.edge, metavar="N", help="edge of the volume (default %(default)s)")
-    parser.add_argument("--budget", metavar="BYTES", help='such as "600MiB" (default: 75 %% of what plain training takes)')
+    parser.add_argument(
+        "--size", type=_edge, default=DemoSettings.edge, metavar="N", help="edge of the volume (default %(default)s)"
+    )
+    parser.add_argument("--budget", metavar="BYTES", help='such as "650MiB" (default: 45 %% of what plain training takes)')
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     budget = None if options.budget is None else parse_bytes(options.budget)
-    return show(Settings(out=options.out, num_steps=options.steps, edge=options.size, budget_nbytes=budget))
+    return show(DemoSettings(out=options.out, num_steps=options.steps, edge=options.size, budget_nbytes=budget))
 
 
 def _edge(text: str) -> int:

@@ -11,6 +11,7 @@ _EXAMPLES = """examples:
   ferry train my.py:Recipe                                             a recipe of your own
   ferry train --resume runs/brain                                      go on after a stop, a kill or a crash
 
+Without --every a run saves ten times, and evaluates at the end and as often before as takes a tenth of the time of training.
 SIGTERM and Ctrl-C finish the step, save, and end with 143 and 130.
 """
 
@@ -34,7 +35,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the run goes (default: runs/ and the recipe's name)")
     parser.add_argument("--force", action="store_true", help="overwrite the run that is there")
-    parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: 10 times a run)")
+    parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: see below)")
     parser.add_argument("--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: any)")
     parser.add_argument("--precision", metavar="NAME", help="fp32, bf16, fp16 or auto (default: fp32)")
     parser.add_argument("--budget", metavar="BYTES", help='memory that a step may hold, such as "1.5GiB", or "auto"')
@@ -45,7 +46,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry import BadOption
     from tensorferry.train.progress import make_progress
-    from tensorferry.train.start import Request, begin, resume
+    from tensorferry.train.start import TrainRequest, begin, resume
 
     progress = make_progress(options.json)
     if options.resume is not None:
@@ -56,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     settings = dict(_pair(text) for text in options.set)
     if options.steps is not None:
         settings["steps"] = str(options.steps)
-    request = Request(
+    request = TrainRequest(
         recipe=options.recipe,
         settings=settings,
         start=options.start,
@@ -65,7 +66,7 @@ def _run(options: argparse.Namespace) -> int:
         force=options.force,
         every=options.every,
         seed=options.seed,
-        precision=options.precision or Request.precision,
+        precision=options.precision or TrainRequest.precision,
         budget=options.budget,
         command=options.command,
     )
@@ -79,7 +80,9 @@ def _refuse_with_resume(options: argparse.Namespace) -> None:
     unset = {"set": [], "force": False}
     wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name) != unset.get(name)]
     if wrong:
-        raise BadOption(f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or begin anew")
+        raise BadOption(
+            f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or start a new run"
+        )
 
 
 def _pair(text: str) -> tuple[str, str]:

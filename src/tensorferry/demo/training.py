@@ -13,20 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import tensorferry as ferry
-from tensorferry.demo.settings import RECIPE, Request
-from tensorferry.recipes.cap import cap_memory, is_out_of_memory
-from tensorferry.recipes.mni152 import Mni152
-from tensorferry.recipes.volumes import load_cube
+from tensorferry.demo.show import RECIPE, DemoTraining
+from tensorferry.engines.memory_cap import cap_memory, is_out_of_memory
+from tensorferry.recipes.data.mni152 import Mni152
+from tensorferry.recipes.data.volumes import load_cube
 from tensorferry.train.progress import JsonProgress
-from tensorferry.train.start import Request as TrainRequest
-from tensorferry.train.start import begin
+from tensorferry.train.start import TrainRequest, begin
 
 _SEED = 7
 
 
 def main(argv: list[str]) -> None:
     """Train as asked and tell."""
-    request = Request.from_json(argv[0])
+    request = DemoTraining.from_json(argv[0])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _warm_up(request.edge)
     if request.cap_nbytes is not None:
@@ -49,7 +48,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _train_request(request: Request) -> TrainRequest:
+def _train_request(request: DemoTraining) -> TrainRequest:
     settings = {"resolution": request.edge, "base": request.base, "steps": request.num_steps}
     return TrainRequest(
         recipe=RECIPE,
@@ -66,7 +65,7 @@ def _warm_up(edge: int) -> None:
     """Train in small and read the head, so that what is loaded once does not count as the training's own."""
     _ = ferry.LargeModel
     with tempfile.TemporaryDirectory() as folder:
-        begin(_train_request(Request(16, 1, f"{folder}/run", base=2)), _Silent())
+        begin(_train_request(DemoTraining(16, 1, f"{folder}/run", base=2)), _Silent())
     load_cube(Mni152(), edge)
 
 

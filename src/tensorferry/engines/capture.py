@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tensorferry.errors import MissingExtra
+from tensorferry.extras import missing_extra
 
 if TYPE_CHECKING:
     from tensorferry.trace import Trace
@@ -27,9 +27,7 @@ def capture(step_or_model: Any, *args: Any, **kwargs: Any) -> "Trace":
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tensorflow"):
             raise
-        raise MissingExtra(
-            f'capture needs {error.name}, which is not installed: pip install "tensorferry[{error.name}]"'
-        ) from error
+        raise missing_extra("capture", error.name) from error
 
 
 def _is_keras_model(value: Any) -> bool:

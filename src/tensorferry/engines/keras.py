@@ -77,6 +77,11 @@ class LargeModel(keras.callbacks.Callback):
             raise RuntimeError("nothing to report yet: pass this callback to fit first")
         return self._training.report()
 
+    @property
+    def peak_nbytes(self) -> int:
+        """The most that the steps of the last training have held at once so far."""
+        return 0 if self._training is None else self._training.peak_nbytes
+
     def _leave(self) -> None:
         if self._training is not None:
             self._training.end()
@@ -129,6 +134,11 @@ class _Training(ABC):
     def report(self) -> Report:
         """Planned beside measured."""
 
+    @property
+    @abstractmethod
+    def peak_nbytes(self) -> int:
+        """The most that the steps so far have held at once."""
+
 
 class _TensorFlowTraining(_Training):
     def __init__(self, model: Any, settings: dict[str, Any]) -> None:
@@ -165,6 +175,10 @@ class _TensorFlowTraining(_Training):
     def report(self) -> Report:
         return self._step.report()
 
+    @property
+    def peak_nbytes(self) -> int:
+        return self._step.peak_nbytes
+
 
 class _TorchTraining(_Training):
     def __init__(self, model: Any, settings: dict[str, Any]) -> None:
@@ -185,6 +199,10 @@ class _TorchTraining(_Training):
 
     def report(self) -> Report:
         return self._large.report()
+
+    @property
+    def peak_nbytes(self) -> int:
+        return self._large.peak_nbytes
 
 
 def _find_ours(error: BaseException | None) -> FerryError | None:

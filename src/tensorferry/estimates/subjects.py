@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.errors import BadModel
 from tensorferry.estimates.inputs import Input
+from tensorferry.extras import missing_extra
 from tensorferry.messages import did_you_mean
-from tensorferry.recipes.references import load_reference
+from tensorferry.recipes.loading import load_reference
 
 Inputs = tuple[Input, ...]
 
@@ -28,7 +29,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Builtin:
-    module: str  # in tensorferry.recipes
+    module: str  # in tensorferry.recipes.models
     function: str
     inputs: Inputs
     arguments: Callable[[Inputs], dict[str, Any]] = lambda _: {}
@@ -43,7 +44,7 @@ def _images(batch: int) -> Inputs:
 
 
 def _hide_words(inputs: Inputs) -> Inputs:
-    from tensorferry.recipes.bert import count_hidden
+    from tensorferry.recipes.models.bert import count_hidden
 
     batch, length = inputs[0].shape[:2]
     return (inputs[0], Input((batch, count_hidden(length)), "int64"))
@@ -120,7 +121,7 @@ def find_subject(model: "str | Callable[[], Any]") -> Subject:
     _require_torch(model)
 
     def make_model(inputs: Inputs) -> Any:
-        recipe = importlib.import_module(f"tensorferry.recipes.{builtin.module}")
+        recipe = importlib.import_module(f"tensorferry.recipes.models.{builtin.module}")
         return getattr(recipe, builtin.function)(**builtin.arguments(inputs))
 
     return Subject(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
@@ -131,4 +132,4 @@ def _require_torch(name: str) -> None:
     try:
         importlib.import_module("torch")
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'{name!r} needs torch, which is not installed: pip install "tensorferry[torch]"') from error
+        raise missing_extra(repr(name), "torch") from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tensorferry.errors import MissingExtra
+from tensorferry.extras import install_command
 from tensorferry.inference.candidates import Candidate, has_bf16, make_candidate
 from tensorferry.inference.exam import Exam, Match, examine
 from tensorferry.inference.folder import Folder
@@ -100,7 +101,7 @@ def _build_plain(
             with quiet_exporters():
                 path = route.write(target)
         except Exception as error:  # whatever an exporter raises at a model that it does not know
-            hint = '; pip install "tensorferry[optimize]"' if isinstance(error, ModuleNotFoundError) else ""
+            hint = f"; {install_command('optimize')}" if isinstance(error, ModuleNotFoundError) else ""
             lost.append(Finding(title, "fp32", route.title, f"cannot be exported: {root_cause(error)}{hint}"))
             continue
         admitted = list(_admit(Built(route.backend, "fp32", path, route.title, Match(0, 0)), exam, wishes, lost))

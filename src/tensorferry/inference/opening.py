@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, BadOption, MissingExtra
+from tensorferry.extras import missing_extra
 from tensorferry.files import list_checksums
 from tensorferry.inference.samples import invent_samples, name_samples, read_samples
 from tensorferry.inference.source import Arrays, Source
@@ -59,7 +60,7 @@ def open_source(model: Any, given: Given, scratch: Path) -> Opened:
     except ModuleNotFoundError as error:
         if isinstance(error, MissingExtra):
             raise
-        raise MissingExtra(f'this needs {error.name}, which is not installed: pip install "tensorferry[optimize]"') from error
+        raise missing_extra("this", error.name, "optimize") from error
 
 
 def _sum_file(path: Path) -> dict[str, str]:

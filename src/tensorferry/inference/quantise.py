@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.errors import MissingExtra
+from tensorferry.extras import missing_extra
 from tensorferry.inference.source import Arrays
 
 _NUM_CALIBRATION = 128  # rows; more only takes longer
@@ -81,7 +81,7 @@ def _import_nncf() -> Any:
     try:
         import nncf
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'int8 in OpenVINO needs {error.name}: pip install "tensorferry[optimize]"') from error
+        raise missing_extra("int8 in OpenVINO", error.name, "optimize") from error
     return nncf
 
 

@@ -11,19 +11,29 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tensorferry.errors import BadRecipe
-from tensorferry.recipes import minilm
-from tensorferry.recipes.bert import Classifier
-from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.labelled_text import read_sentences
-from tensorferry.recipes.library_text import read_topics
-from tensorferry.recipes.recipe import Arrays, Data, PositiveFloat, PositiveInt, Predict, Samples, Settings, Share, TorchRecipe
+from tensorferry.recipes.data.python_docs import read_topics
+from tensorferry.recipes.data.sentences import read_sentences
+from tensorferry.recipes.models import minilm
+from tensorferry.recipes.models.bert import Classifier
+from tensorferry.recipes.recipe import (
+    Arrays,
+    Data,
+    PositiveFloat,
+    PositiveInt,
+    Predict,
+    RecipeSettings,
+    Samples,
+    Share,
+    TorchRecipe,
+    read_batches,
+)
 
 _HELD_OUT_SHARE = 0.1
 _LENGTH_STEP = 16  # lengths are rounded up to this: a new shape of batch costs a new plan, if there is a budget
 
 
 @dataclass(frozen=True)
-class BertClassifySettings(Settings):
+class BertClassifySettings(RecipeSettings):
     """What `--set` changes."""
 
     batch: PositiveInt = 16

@@ -12,14 +12,24 @@ from torch import Tensor
 
 from tensorferry.errors import BadData, BadRecipe
 from tensorferry.messages import did_you_mean
-from tensorferry.recipes import bert
-from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.library_text import read_paragraphs
-from tensorferry.recipes.plain_text import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
-from tensorferry.recipes.recipe import Arrays, Data, PositiveFloat, PositiveInt, Predict, Samples, Settings, Share, TorchRecipe
+from tensorferry.recipes.data.python_docs import read_paragraphs
+from tensorferry.recipes.data.tokens import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
+from tensorferry.recipes.models import bert
+from tensorferry.recipes.recipe import (
+    Arrays,
+    Data,
+    PositiveFloat,
+    PositiveInt,
+    Predict,
+    RecipeSettings,
+    Samples,
+    Share,
+    TorchRecipe,
+    read_batches,
+)
 
 _HELD_OUT_EVERY = 20  # lines
-_MIN_STRETCHES = 20  # fewer teach nothing
+_MIN_CHUNKS = 20  # fewer teach nothing
 
 
 class Size(NamedTuple):
@@ -35,13 +45,13 @@ SIZES = {"tiny": Size(2, 128, 2, 1e-3), "base": Size(12, 768, 12, 1e-4), "large"
 
 
 @dataclass(frozen=True)
-class BertPretrainSettings(Settings):
+class BertPretrainSettings(RecipeSettings):
     """What `--set` changes."""
 
     batch: PositiveInt = 16
     steps: PositiveInt = 2000
     size: str = "tiny"  # of SIZES
-    max_length: int = 64  # tokens of a stretch of text
+    max_length: int = 64  # tokens of a chunk of text
     learning_rate: PositiveFloat | None = None  # None: the one that suits the size
     dropout: Share = 0.0
     vocabulary: int = 2000  # how many tokens are learnt from the text, if there is no tokenizer
@@ -58,25 +68,25 @@ class BertPretrainSettings(Settings):
 
 @dataclass(frozen=True)
 class HiddenWords:
-    """Stretches of text with words to find: those to hide are drawn anew every time one is read."""
+    """Chunks of text with words to find: those to hide are drawn anew every time one is read."""
 
-    stretches: NDArray[np.int64]
+    chunks: NDArray[np.int64]
     vocabulary: Vocabulary
 
     def __len__(self) -> int:
-        return len(self.stretches)
+        return len(self.chunks)
 
     def read(self, index: int, rng: np.random.Generator) -> Arrays:
         """Of the words to find, eight in ten are hidden, one is replaced by any other and one stands there, as in the paper."""
-        tokens = self.stretches[index].copy()
+        tokens = self.chunks[index].copy()
         special = [self.vocabulary.number(name) for name in SPECIAL]
         candidates = np.flatnonzero(~np.isin(tokens, special))
         num_hidden = min(bert.count_hidden(len(tokens)), len(candidates))
         places = np.sort(rng.choice(candidates, num_hidden, replace=False))
         words = tokens[places]
-        fate = rng.random(num_hidden)
-        tokens[places[fate < 0.8]] = self.vocabulary.number("[MASK]")
-        replaced = places[fate >= 0.9]
+        draw = rng.random(num_hidden)
+        tokens[places[draw < 0.8]] = self.vocabulary.number("[MASK]")
+        replaced = places[draw >= 0.9]
         tokens[replaced] = rng.integers(self.vocabulary.size, size=len(replaced))
         return {"tokens": tokens, "places": places, "words": words}
 
@@ -96,14 +106,12 @@ class BertPretrain(TorchRecipe):
         tokenizer, length = self.settings.tokenizer, self.settings.max_length
         vocabulary = load_vocabulary(Path(tokenizer)) if tokenizer else make_vocabulary(known, self.settings.vocabulary)
         train, held_out = (HiddenWords(vocabulary.cut(part, length), vocabulary) for part in (known, lines[::_HELD_OUT_EVERY]))
-        if len(train) < _MIN_STRETCHES or not len(held_out):
+        if len(train) < _MIN_CHUNKS or not len(held_out):
             raise BadData(
-                f"{origin} has {len(train)} stretches of {length} tokens to train on and {len(held_out)} to judge by; "
-                f"at least {_MIN_STRETCHES} and 1 are needed. Take a longer text, or a smaller max_length."
+                f"{origin} has {len(train)} chunks of {length} tokens to train on and {len(held_out)} to judge by; "
+                f"at least {_MIN_CHUNKS} and 1 are needed. Take a longer text, or a smaller max_length."
             )
-        found = (
-            f"{len(train):,} stretches of {length} tokens and {len(held_out):,} held out, {vocabulary.size:,} different tokens"
-        )
+        found = f"{len(train):,} chunks of {length} tokens and {len(held_out):,} held out, {vocabulary.size:,} different tokens"
         return Data(train, held_out, source=f"{found}, from {origin}")
 
     def build_model(self, data: Data) -> bert.BERT:
@@ -123,7 +131,7 @@ class BertPretrain(TorchRecipe):
         return bert.compute_loss(model, batch["tokens"], batch["places"], batch["words"])
 
     def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
-        """The share of words found, and between how many the model is torn (perplexity)."""
+        """The share of hidden words found, and the perplexity over them."""
         right: list[NDArray[np.bool_]] = []
         losses: list[NDArray[np.float64]] = []
         for batch in read_batches(self, samples):

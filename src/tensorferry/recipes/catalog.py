@@ -24,7 +24,7 @@ class SettingNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CardFigure:
     """Something that was measured, and the command that measures it again."""
 
     what: str
@@ -47,7 +47,7 @@ class Card:
     steps: tuple[str, ...]  # of STEPS
     metric: str
     settings: tuple[SettingNote, ...]
-    figures: tuple[Figure, ...]  # empty: nothing has been measured
+    figures: tuple[CardFigure, ...]  # empty: nothing has been measured
     notes: tuple[str, ...]
     commands: tuple[str, ...]
 
@@ -89,7 +89,7 @@ def read_card(name: str, text: str) -> Card:
     return card
 
 
-_LISTS_OF = {"settings": SettingNote, "figures": Figure}
+_LISTS_OF = {"settings": SettingNote, "figures": CardFigure}
 
 
 def _make(record: type[Any], entry: Any, where: str) -> Any:
@@ -97,9 +97,9 @@ def _make(record: type[Any], entry: Any, where: str) -> Any:
     names = [field.name for field in fields(record)]
     given = set(entry) if isinstance(entry, dict) else set()
     if given != set(names):
-        amiss = [f"lacks {name!r}" for name in names if name not in given]
-        amiss += [f"has an unknown {name!r}" for name in sorted(given - set(names))]
-        raise BadRecipe(f"{where} {', '.join(amiss)}; it needs exactly {', '.join(names)}")
+        problems = [f"lacks {name!r}" for name in names if name not in given]
+        problems += [f"has an unknown {name!r}" for name in sorted(given - set(names))]
+        raise BadRecipe(f"{where} {', '.join(problems)}; it needs exactly {', '.join(names)}")
     values = {name: _make_list(name, value, where) if isinstance(value, list) else value for name, value in entry.items()}
     for field in fields(record):
         value = values[field.name]

@@ -14,18 +14,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tensorferry.errors import BadRecipe
-from tensorferry.recipes import googlenet, resnet
-from tensorferry.recipes.digits import load_digits
-from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.images import Scale, describe_images, read_folder
-from tensorferry.recipes.recipe import Data, NonNegativeFloat, PositiveFloat, PositiveInt, Predict, Samples, Settings, TorchRecipe
+from tensorferry.recipes.data.images import PixelScale, describe_images, load_digits, read_folder
+from tensorferry.recipes.models import googlenet, resnet
+from tensorferry.recipes.recipe import (
+    Data,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Predict,
+    RecipeSettings,
+    Samples,
+    TorchRecipe,
+    read_batches,
+)
 
 _WARM_UP_STEPS = 20
-PHOTOGRAPHS = Scale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # of ImageNet's, as is usual
+PHOTOGRAPHS = PixelScale(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375))  # of ImageNet's, as is usual
 
 
 @dataclass(frozen=True)
-class ImageSettings(Settings):
+class ImageSettings(RecipeSettings):
     """What can be set of a recipe for pictures."""
 
     batch: PositiveInt = 32
@@ -42,7 +50,7 @@ class ClassifyImages(TorchRecipe):
     inputs = ("images",)
     metric = "accuracy"
     higher_is_better = True
-    scale: ClassVar[Scale] = PHOTOGRAPHS
+    scale: ClassVar[PixelScale] = PHOTOGRAPHS
     smallest_edge: ClassVar[int] = 32  # the network halves a picture five times
 
     @abstractmethod
@@ -91,7 +99,7 @@ class ClassifyImages(TorchRecipe):
         return describe_images(self.settings.edge, self.scale, "images")
 
 
-class ResNet50(ClassifyImages):
+class ResNet50Recipe(ClassifyImages):
     """ResNet-50."""
 
     def make_network(self, num_classes: int) -> nn.Module:
@@ -99,7 +107,7 @@ class ResNet50(ClassifyImages):
         return _begin_as_shortcuts(resnet.resnet50(num_classes))
 
 
-class ResNet152(ClassifyImages):
+class ResNet152Recipe(ClassifyImages):
     """ResNet-152."""
 
     def make_network(self, num_classes: int) -> nn.Module:
@@ -107,7 +115,7 @@ class ResNet152(ClassifyImages):
         return _begin_as_shortcuts(resnet.resnet152(num_classes))
 
 
-class GoogLeNet(ClassifyImages):
+class GoogLeNetRecipe(ClassifyImages):
     """GoogLeNet."""
 
     def make_network(self, num_classes: int) -> nn.Module:

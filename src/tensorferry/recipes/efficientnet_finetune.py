@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensorferry.extras import find_package, load_extra
 from tensorferry.recipes.classify_images import ClassifyImages, ImageSettings
-from tensorferry.recipes.extra import find_package, load_extra
-from tensorferry.recipes.images import Scale
+from tensorferry.recipes.data.images import PixelScale
 from tensorferry.recipes.recipe import Data, PositiveInt
 
 NUM_IMAGENET_CLASSES = 1000
@@ -57,7 +57,7 @@ class EfficientNetFineTune(ClassifyImages):
 
     Settings = FineTuneSettings
     starts = ("pretrained", "scratch")
-    scale = Scale(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0))
+    scale = PixelScale(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0))
 
     def build_model(self, data: Data) -> nn.Module:
         """The network with ImageNet's weights but for the last layer; from scratch, all of it learns."""

@@ -1,17 +1,24 @@
-"""From the word a user writes to a recipe: of the catalog, or a class of their own; and from `--set` to its settings."""
+"""From the word a user writes to a recipe: of the catalog, or a class of their own; and from `--set` to its settings.
 
+`package.module:name` and `file.py:name` name a thing in a module or in a file.
+"""
+
+import importlib
+import importlib.util
 import inspect
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from types import NoneType
+from pathlib import Path
+from types import ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 
-from tensorferry.errors import BadRecipe
-from tensorferry.messages import did_you_mean
+from tensorferry.errors import BadRecipe, FerryError
+from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
+from tensorferry.messages import did_you_mean, kind_and_first_line
 from tensorferry.recipes.catalog import find_card
-from tensorferry.recipes.recipe import Range, Recipe, Settings
-from tensorferry.recipes.references import load_reference
+from tensorferry.recipes.recipe import Range, Recipe, RecipeSettings
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -48,7 +55,7 @@ def make_recipe(reference: str, settings: Mapping[str, str], start: str | None =
         raise BadRecipe(f"{reference!r} refuses these settings: {error}") from error
 
 
-def read_settings(kind: type[Settings], texts: Mapping[str, str], reference: str) -> Settings:
+def read_settings(kind: type[RecipeSettings], texts: Mapping[str, str], reference: str) -> RecipeSettings:
     """Settings from texts, each read by the type that its field has."""
     types = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
@@ -63,7 +70,7 @@ def read_settings(kind: type[Settings], texts: Mapping[str, str], reference: str
     return kind(**values)
 
 
-def _find_ranges(kind: type[Settings]) -> dict[str, Range]:
+def _find_ranges(kind: type[RecipeSettings]) -> dict[str, Range]:
     """Of every setting that has one; a class that declares a setting anew keeps the range that it had."""
     hints = [hint for base in reversed(kind.__mro__) for hint in get_type_hints(base, include_extras=True).items()]
     return {
@@ -97,3 +104,43 @@ def _read_value(name: str, text: str, wanted: Any) -> Any:
 def _describe(options: tuple[Any, ...]) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none"}
     return " or ".join(words.get(option, inspect.formatannotation(option)) for option in options)
+
+
+def load_reference(text: str, noun: str, what: str, error: type[FerryError]) -> Any:
+    """The callable that `text` names; `noun` and `what` say for errors of that type what it is, as "function" of "a model"."""
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise error(f"cannot read {text!r} as {what}; write package.module:{noun} or file.py:{noun}")
+    module = _load_file(Path(where), error) if where.endswith(".py") else _load_module(where, error)
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise error(f"{where} has no {noun} {name!r}{did_you_mean(name, names)}")
+    return found
+
+
+def _load_file(path: Path, error: type[FerryError]) -> ModuleType:
+    if not path.is_file():
+        raise error(f"there is no file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None  # a file that ends with .py has a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _run_import(str(path), lambda: spec.loader.exec_module(module), error)  # type: ignore[union-attr]
+    return module
+
+
+def _load_module(name: str, error: type[FerryError]) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script has its own folder there
+    return _run_import(name, lambda: importlib.import_module(name), error)
+
+
+def _run_import(name: str, load: Callable[[], Any], error: type[FerryError]) -> Any:
+    try:
+        return load()
+    except Exception as cause:  # whatever a user's module can raise
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing in FRAMEWORK_EXTRAS:
+            raise missing_extra(repr(name), missing) from cause
+        raise error(f"cannot import {name!r}: {kind_and_first_line(cause)}") from cause

@@ -7,7 +7,7 @@ number alone.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias
@@ -54,7 +54,7 @@ Share: TypeAlias = Annotated[float, Range("from zero up and below one", lambda v
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecipeSettings:
     """What `--set name=value` changes; a recipe's own settings inherit from this and have defaults and plain types.
 
     A type may say where its numbers lie (`PositiveFloat`, `Share`, ...); `batch` and `steps` are always above zero.
@@ -67,7 +67,7 @@ class Settings:
 class Recipe(ABC):
     """A model on its data. Inherit from `TorchRecipe` or `KerasRecipe`."""
 
-    Settings: ClassVar[type[Settings]] = Settings
+    Settings: ClassVar[type[RecipeSettings]] = RecipeSettings
     inputs: ClassVar[tuple[str, ...]]  # which arrays of a batch the model is called with; the others are what it should find
     starts: ClassVar[tuple[str, ...]] = ("scratch",)  # where its weights may come from, the usual one first; also "pretrained"
     metric: ClassVar[str] = "loss"  # of what `evaluate` returns, that which tells the best checkpoint
@@ -132,3 +132,10 @@ class KerasRecipe(Recipe):
     """
 
     framework: ClassVar[str] = "keras"
+
+
+def read_batches(recipe: Recipe, samples: Samples) -> Iterator[Arrays]:
+    """Every sample once and in order, the same bits every time, in batches as the recipe trains on; the last may be smaller."""
+    for begin in range(0, len(samples), recipe.settings.batch):
+        indices = range(begin, min(begin + recipe.settings.batch, len(samples)))
+        yield recipe.collate([samples.read(index, np.random.default_rng(index)) for index in indices])

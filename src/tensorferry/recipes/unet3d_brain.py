@@ -12,18 +12,18 @@ from typing import Any, cast
 import numpy as np
 
 from tensorferry.errors import BadRecipe
-from tensorferry.recipes.mni152 import LABELS, Mni152
-from tensorferry.recipes.recipe import Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
-from tensorferry.recipes.segmenting import compute_dice, draw_slice, find_classes
-from tensorferry.recipes.volume_samples import HELD_OUT_SLABS, NUM_SLABS, UNKNOWN, VariedViews, WholeVolumes, split_cases
-from tensorferry.recipes.volumes import Case, find_cases, list_unlabelled
+from tensorferry.recipes.data.mni152 import LABELS, Mni152
+from tensorferry.recipes.data.segmentation import compute_dice, draw_slice, find_classes
+from tensorferry.recipes.data.volume_samples import HELD_OUT_SLABS, NUM_SLABS, UNKNOWN, VariedViews, WholeVolumes, split_cases
+from tensorferry.recipes.data.volumes import Case, find_cases, list_unlabelled
+from tensorferry.recipes.recipe import Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, RecipeSettings, Samples
 
 _NUM_LEVELS = 4
 _EDGE_STEP = 2 ** (_NUM_LEVELS - 1)  # the network halves a volume that often
 
 
 @dataclass(frozen=True)
-class BrainSettings(Settings):
+class BrainSettings(RecipeSettings):
     """What can be set of the brain recipe."""
 
     batch: PositiveInt = 1
@@ -75,7 +75,7 @@ class UNet3dBrain(KerasRecipe):
         """The U-Net, compiled."""
         import keras
 
-        from tensorferry.recipes.keras.unet3d import unet3d
+        from tensorferry.recipes.models.keras.unet3d import unet3d
 
         num_channels: int = data.train.num_channels  # type: ignore[attr-defined]
         model = unet3d(num_channels, len(data.labels), self.settings.base, _NUM_LEVELS)

@@ -10,10 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.errors import BadData, BadRecipe
-from tensorferry.recipes import tables
-from tensorferry.recipes.extra import find_package
-from tensorferry.recipes.held_out import read_batches
-from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, PositiveFloat, PositiveInt, Predict, Samples, Settings
+from tensorferry.extras import find_package
+from tensorferry.recipes.data import tables
+from tensorferry.recipes.recipe import (
+    Arrays,
+    Data,
+    KerasRecipe,
+    PositiveFloat,
+    PositiveInt,
+    Predict,
+    RecipeSettings,
+    Samples,
+    read_batches,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -24,7 +33,7 @@ _MAX_CLASSES = 100
 
 
 @dataclass(frozen=True)
-class WideDeepSettings(Settings):
+class WideDeepSettings(RecipeSettings):
     """What `--set` changes; several columns are separated by commas."""
 
     batch: PositiveInt = 32
@@ -133,7 +142,7 @@ class WideDeep(KerasRecipe):
         """The wide and the deep part with one output, compiled."""
         import keras
 
-        from tensorferry.recipes.keras.wide_deep import wide_deep
+        from tensorferry.recipes.models.keras.wide_deep import wide_deep
 
         assert isinstance(data.train, Rows)
         rows, settings = data.train, self.settings

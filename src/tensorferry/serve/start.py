@@ -1,6 +1,6 @@
 """The way from the command line into the server: says what to install where the extra is missing."""
 
-from tensorferry.errors import MissingExtra
+from tensorferry.extras import missing_extra
 from tensorferry.serve.options import BenchOptions, ServeOptions
 
 
@@ -9,7 +9,7 @@ def start(options: ServeOptions) -> int:
     try:
         from tensorferry.serve.server import serve
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'ferry serve needs {error.name}, which is not installed: pip install "tensorferry[serve]"') from error
+        raise missing_extra("ferry serve", error.name, "serve") from error
     return serve(options)
 
 
@@ -19,7 +19,7 @@ def bench(options: BenchOptions) -> int:
         from tensorferry.serve.bench import Measurement, Target, measure
         from tensorferry.serve.bench_table import HEADER, format_row
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'ferry bench-serve needs {error.name}: pip install "tensorferry[serve]"') from error
+        raise missing_extra("ferry bench-serve", error.name, "serve") from error
     target = Target(
         url=options.url if "://" in options.url else f"http://{options.url}",
         model=options.model,

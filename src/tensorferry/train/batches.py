@@ -2,13 +2,18 @@
 
 Samples come as one endless row: an epoch's samples in an order of their own, then the next epoch's. A step takes its batch from
 its place in that row, so every batch is full and any step can be the first.
+
+Every random number depends on the run's seed and on what it is for, never on what was drawn before. So a run that begins at any
+step draws what an uninterrupted one would have drawn there, and no generator has to be saved.
 """
 
 import os
+import random
 import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from enum import IntEnum
 from functools import lru_cache
 from types import TracebackType
 
@@ -17,7 +22,6 @@ from numpy.typing import NDArray
 
 from tensorferry.errors import BadData
 from tensorferry.recipes.recipe import Arrays, Recipe, Samples
-from tensorferry.train.seeds import order_rng, sample_rng
 
 NUM_AHEAD = 3  # batches; each is memory that the step does not have
 _MAX_THREADS = 4
@@ -75,3 +79,31 @@ class Batches:
 
     def _make_order(self, epoch: int) -> NDArray[np.int64]:
         return order_rng(self._seed, epoch).permutation(len(self._samples))
+
+
+class _Use(IntEnum):
+    """What a draw is for; it comes first, because numbers that end in zeros would give the same generator."""
+
+    ORDER = 1
+    SAMPLE = 2
+    STEP = 3
+
+
+def draw_seed() -> int:
+    """A seed for a run that nobody gave one."""
+    return random.SystemRandom().randrange(2**31)
+
+
+def order_rng(seed: int, epoch: int) -> np.random.Generator:
+    """The generator that puts an epoch's samples in order."""
+    return np.random.default_rng([_Use.ORDER, seed, epoch])
+
+
+def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
+    """The generator that varies one sample in one epoch."""
+    return np.random.default_rng([_Use.SAMPLE, seed, epoch, number])
+
+
+def step_seed(seed: int, step: int) -> int:
+    """What the framework's own generators begin a step with (dropout and the like); step 0 is before the first."""
+    return int(np.random.SeedSequence([_Use.STEP, seed, step]).generate_state(1)[0])

@@ -24,19 +24,19 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """What a run knows beside weights and optimizer. Batches and random numbers follow from the step."""
 
     step: int = 0  # done
     recipe: str = ""
-    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were no numbers
+    skipped: tuple[int, ...] = ()  # steps left out because their loss or the weights after them were NaN or infinite
     best_step: int | None = None
     best_value: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     unjudged: dict[str, Any] | None = None  # the row of this step, where a signal cut its evaluation short
 
 
-def save_checkpoint(root: Path, state: State, write: Callable[[Path], None]) -> Path:
+def save_checkpoint(root: Path, state: RunState, write: Callable[[Path], None]) -> Path:
     """Save under `root` what `write` puts into a folder, then drop what is no longer kept."""
     final, part = root / f"step-{state.step:08d}", root / f".step-{state.step:08d}.part"
     try:
@@ -67,7 +67,7 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(root.glob("step-*"), reverse=True)
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> RunState:
     """What a checkpoint says, if it is whole; raises `Unusable`."""
     try:
         data = json.loads((folder / _STATE).read_text())
@@ -76,12 +76,12 @@ def read_state(folder: Path) -> State:
         for name, written in data.pop("digests").items():
             if digest(folder / name) != written:
                 raise Unusable(f"is damaged ({name} is not what was written)")
-        return State(**data | {"skipped": tuple(data["skipped"])})
+        return RunState(**data | {"skipped": tuple(data["skipped"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"is damaged ({type(error).__name__}: {error})") from error
 
 
-def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, State] | None:
+def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, RunState] | None:
     """The newest whole checkpoint; None: there is none. Unusable ones are told of and passed over."""
     folders = list_checkpoints(root)
     for folder in folders:
@@ -93,7 +93,7 @@ def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, State] | 
     return None
 
 
-def _drop_old(root: Path, state: State) -> None:
+def _drop_old(root: Path, state: RunState) -> None:
     kept = {f"step-{state.best_step:08d}"} if state.best_step is not None else set()
     for position, folder in enumerate(list_checkpoints(root)):
         if position >= NUM_KEPT and folder.name not in kept:

@@ -1,7 +1,10 @@
 """What was run, and where: everything that another run needs to be the same one."""
 
+import os
 import platform
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +16,7 @@ from tensorferry.machine import count_cores, find_processor
 from tensorferry.train.trainer import Terms
 
 FORMAT = "tensorferry-run-1"
+BACKEND_VARIABLE = "KERAS_BACKEND"  # which Keras reads when it is imported first, for the whole process
 _PACKAGES = ("tensorferry", "numpy", "torch", "tensorflow", "tensorflow-cpu", "keras")
 
 
@@ -25,8 +29,9 @@ class Config:
     start: str
     data: str | None  # None: what the recipe brings
     metric: str  # that tells the best checkpoint
-    every: int  # evaluate and save after this many steps
+    every: int  # save after this many steps
     terms: Terms
+    evaluate_every: int | None = None  # a multiple of `every`; None: whenever it saves
     reason: str = ""  # why it is that precision
     command: tuple[str, ...] = ()
     backend: str | None = None  # that Keras runs on; None: not Keras, or written before this was
@@ -36,6 +41,14 @@ class Config:
     def steps(self) -> int:
         """How many there are in the whole run."""
         return int(self.settings["steps"])
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a checkpoint is due after that step."""
+        return step % self.every == 0 or step == self.steps
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the model is evaluated after that step; it is saved then as well."""
+        return step % (self.evaluate_every or self.every) == 0 or step == self.steps
 
     def to_json(self) -> dict[str, Any]:
         """The config as JSON."""
@@ -76,3 +89,33 @@ def find_versions(packages: Iterable[str]) -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+@contextmanager
+def same_backend(wanted: str | None, folder: Path) -> Iterator[None]:
+    """While inside, a Keras that is not imported yet takes the back end of the run in `folder`; None: whichever it would take.
+
+    Raises `BadRun` where another one was asked for, or is in use already.
+    """
+    if wanted is None:
+        yield
+        return
+    asked = os.environ.get(BACKEND_VARIABLE)
+    if asked not in (None, "", wanted):
+        raise BadRun(
+            f"{str(folder)!r} was begun with Keras on {wanted}, and {BACKEND_VARIABLE} says {asked}, which gives other weights; "
+            f"leave {BACKEND_VARIABLE} out to go on with the run"
+        )
+    if (keras := sys.modules.get("keras")) is not None and (used := keras.backend.backend()) != wanted:
+        raise BadRun(
+            f"{str(folder)!r} was begun with Keras on {wanted}, and this process has imported Keras on {used}; "
+            f"go on with the run in a new process: ferry train --resume {folder}"
+        )
+    os.environ[BACKEND_VARIABLE] = wanted
+    try:
+        yield
+    finally:
+        if asked is None:
+            del os.environ[BACKEND_VARIABLE]
+        else:
+            os.environ[BACKEND_VARIABLE] = asked

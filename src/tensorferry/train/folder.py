@@ -10,23 +10,32 @@ memory.json        planned beside measured, for the report
 illustration.png   what the model does, if the recipe can show it
 report.html        all of it on one page
 .lock              held by the process that trains here
+
+One process at a time trains in a folder. The lock is the kernel's (flock) on a file in it: it goes when its process ends, however
+that ends, so a crash leaves nothing to clean up. The file tells who holds it. Where a system or a file system has no such locks,
+training goes on without.
 """
 
+import errno
 import json
-import secrets
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tensorferry.errors import BadRun
-from tensorferry.files import write_whole
+from tensorferry.errors import BadRun, RunFailed
+from tensorferry.files import force, write_whole
+from tensorferry.messages import first_line
+from tensorferry.train.checkpoints import list_checkpoints
 from tensorferry.train.config import Config, describe_environment
-from tensorferry.train.disk import writing
-from tensorferry.train.lock import hold, is_empty
 
 _CONFIG = "config.json"
+_LOCK = ".lock"
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_NBYTES = 16 * 2**20  # free; torch's writer does not tell what went wrong
 _OF_A_ROW = {"step", "loss", "seconds", "wait_seconds", "peak_nbytes"}
 
 
@@ -95,10 +104,11 @@ class Run:
 
 
 @contextmanager
-def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
+def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
     """A folder for a new run. It stays once `keep` was called; until then an error leaves everything as it was."""
-    is_taken = folder.exists() and (not folder.is_dir() or not is_empty(folder))
-    if is_taken and not force:
+    recover(folder)
+    is_taken = _is_taken(folder)
+    if is_taken and not overwrite:
         raise BadRun(
             f"{str(folder)!r} exists; go on with it (ferry train --resume {folder}), overwrite it (--force), "
             "or write elsewhere (--out)"
@@ -113,13 +123,37 @@ def open_new(folder: Path, force: bool) -> Iterator["NewRun"]:
         run.end()
 
 
+def recover(folder: Path) -> bool:
+    """Clean up after a process that was killed while it began a run in `folder`; True: the run that it overwrote is back.
+
+    A new run counts from its first step on. One that was killed before that goes, and the one that waits beside it returns.
+    """
+    earlier, part = _earlier(folder), _part(folder)
+    if not earlier.is_dir() and not part.is_dir():
+        return False
+    was_overwritten = earlier.is_dir()
+    if was_overwritten and _is_taken(folder) and not (folder / _CONFIG).is_file():
+        raise BadRun(f"{str(folder)!r} is not a run, and {str(earlier)!r} is the run that was there; move one of them away")
+    with ExitStack() as locks:  # whoever is still at work holds one of them
+        for each in (folder, earlier, part):
+            if each.is_dir():
+                locks.enter_context(hold(each))
+        try:
+            if was_overwritten:
+                shutil.rmtree(folder, ignore_errors=True)
+                earlier.rename(folder)
+            shutil.rmtree(part, ignore_errors=True)
+        except OSError as error:
+            raise BadRun(f"cannot rename {str(earlier)!r}, a run, to {str(folder)!r}: {error.strerror}") from error
+    return was_overwritten
+
+
 class NewRun(Run):
     """A run that is not sure to begin; the one that it overwrites waits beside it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        name = f".{folder.name}.{secrets.token_hex(4)}"
-        self._earlier, self._part = folder.with_name(name), folder.with_name(f"{name}.part")
+        self._earlier, self._part = _earlier(folder), _part(folder)
         self._made = [parent for parent in folder.parents if not parent.exists()]
         self._kept = False
         self._locks = ExitStack()  # of this run and of the earlier one
@@ -128,6 +162,10 @@ class NewRun(Run):
         """Make room. The folder gets its name when it is locked, so whoever finds it finds it locked."""
         try:
             self._part.mkdir(parents=True)
+        except OSError as error:
+            self._remove_parents()
+            raise BadRun(f"cannot make the folder {str(self.folder)!r}: {error.strerror}") from error
+        try:
             self._locks.enter_context(hold(self._part))
             if self.folder.exists():
                 self._locks.enter_context(hold(self.folder))
@@ -142,9 +180,15 @@ class NewRun(Run):
 
     def keep(self) -> None:
         """The first step is done: from now on this is the run."""
-        if not self._kept:
+        if self._kept:
+            return
+        with writing("the run", self.folder):
+            if self._earlier.exists():
+                # under another name at once, so that a kill while its files go does not bring half of it back
+                self._earlier.rename(self._part)
             self._kept = True
-            shutil.rmtree(self._earlier, ignore_errors=True)
+            force(self.folder.parent)
+        shutil.rmtree(self._part, ignore_errors=True)
 
     def end(self) -> None:
         """Undo everything, unless it is kept."""
@@ -155,9 +199,95 @@ class NewRun(Run):
 
     def _undo(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)
-        with suppress(OSError):  # somebody else uses the name, or the folders above, by now
+        with suppress(OSError):  # somebody else uses the name by now
             if self._earlier.exists():
                 self._earlier.rename(self.folder)
+        self._remove_parents()
+        self._locks.close()
+
+    def _remove_parents(self) -> None:
+        with suppress(OSError):  # one that is used by now stays
             for parent in self._made:
                 parent.rmdir()
-        self._locks.close()
+
+
+def _is_taken(folder: Path) -> bool:
+    return folder.exists() and (not folder.is_dir() or not is_empty(folder))
+
+
+def _earlier(folder: Path) -> Path:
+    """Where a run waits while another one that overwrites it has not taken a step."""
+    return folder.with_name(f".{folder.name}.earlier")
+
+
+def _part(folder: Path) -> Path:
+    """What has this name may be removed: a run that is not locked yet, or one that is no longer kept."""
+    return folder.with_name(f".{folder.name}.part")
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """While inside, nobody else trains in `folder`; raises `BadRun` where somebody does."""
+    try:
+        file = open(folder / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise BadRun(f"cannot write to {str(folder)!r}: {error.strerror}") from error
+    with file:
+        if not _take(file):
+            file.seek(0)
+            holder = file.read().strip()
+            who, how = (f"process {holder}", f"kill {holder}") if holder else ("another process", "by a signal")
+            raise BadRun(f"{who} trains in {str(folder)!r}; wait until it ends, or stop it ({how}) and try again")
+        file.truncate(0)
+        with suppress(OSError):  # on a full disk the lock holds as well, and only does not tell
+            os.write(file.fileno(), str(os.getpid()).encode())
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether nothing but the lock is there."""
+    return all(path.name == _LOCK for path in folder.iterdir())
+
+
+def _take(file: IO[str]) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except ImportError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise BadRun(f"cannot lock {file.name!r}: {error.strerror}") from error
+    return True
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """While inside, an error means that `what` could not be written into a run's folder, and becomes `RunFailed`."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        raise RunFailed(_explain(what, folder, error)) from error
+
+
+def _explain(what: str, folder: Path, error: Exception) -> str:
+    full = _is_full(folder, error)
+    cause = "the disk is full" if full else (getattr(error, "strerror", None) or first_line(error))
+    left = list_checkpoints(folder / "checkpoints")
+    kept = f"{left[0]} is still whole" if left else "nothing was saved before"
+    advice = f", then: ferry train --resume {folder}" if left else " and start again"
+    return f"cannot save {what} under {str(folder)!r}: {cause}; {kept}. {'Make room' if full else 'Fix that'}{advice}"
+
+
+def _is_full(folder: Path, error: Exception) -> bool:
+    if getattr(error, "errno", None) in _FULL:
+        return True
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free < _FULL_NBYTES
+    return False

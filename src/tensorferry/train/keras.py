@@ -14,7 +14,7 @@ from tensorferry.engines.policy import make_policy
 from tensorferry.errors import BadRecipe
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
 from tensorferry.report import Report
-from tensorferry.train.seeds import step_seed
+from tensorferry.train.batches import step_seed
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.npz"
@@ -84,7 +84,7 @@ class KerasTrainer(Trainer):
                 self._large.on_train_end()
 
     def peak_nbytes(self) -> int:
-        return self._meter.peak_nbytes() if self._large is None else self._large.report().measured_peak_nbytes
+        return self._meter.peak_nbytes() if self._large is None else self._large.peak_nbytes
 
     def report(self) -> Report | None:
         return None if self._large is None else self._large.report()

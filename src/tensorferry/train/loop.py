@@ -1,8 +1,9 @@
 """The loop: batch, step, row; evaluate and save every so often; stop on a signal.
 
-A step fails if its loss is no number, which may have spoilt the weights, or if the weights are none after it: no checkpoint
-holds such weights. The run goes back to its last checkpoint and takes the same steps again, bit for bit, without the one that
-failed. A few such steps are forgiven.
+A step fails if its loss is NaN or infinite, or if it leaves such weights. The loss is looked at after every step; weights, which
+cost more to look at, before every checkpoint, so that none holds bad ones. When something is wrong, the run goes back to its last
+checkpoint and takes the same steps again, bit for bit, with a look at the weights after each: that tells which step failed. It is
+left out then. A few such steps are forgiven.
 """
 
 import math
@@ -16,13 +17,11 @@ from numpy.typing import NDArray
 from tensorferry.errors import BadRecipe, RunFailed
 from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
-from tensorferry.train.checkpoints import State, find_newest, save_checkpoint
+from tensorferry.train.checkpoints import RunState, find_newest, save_checkpoint
 from tensorferry.train.config import Config
-from tensorferry.train.disk import writing
-from tensorferry.train.events import Events
-from tensorferry.train.folder import Run
-from tensorferry.train.progress import Progress
-from tensorferry.train.signals import Stop
+from tensorferry.train.folder import Run, writing
+from tensorferry.train.progress import Events, Progress
+from tensorferry.train.signals import StopSignal
 from tensorferry.train.trainer import Trainer, make_predict
 
 MAX_SKIPPED = 5  # steps of a run that may fail
@@ -38,7 +37,7 @@ class Session:
     data: Data
     trainer: Trainer
     progress: Progress
-    stop: Stop
+    stop: StopSignal
 
 
 class _Stopped(Exception):
@@ -46,26 +45,31 @@ class _Stopped(Exception):
 
 
 class _BadStep(Exception):
-    def __init__(self, reason: str, step: int, skipped: tuple[int, ...]) -> None:
+    def __init__(self, reason: str, step: int, skipped: tuple[int, ...], *, is_known: bool) -> None:
         super().__init__(reason)
         self.step = step
         self.skipped = skipped  # before it; a checkpoint may be older than some of them
+        self.is_known = is_known  # it was this step; otherwise it may have been one before it
 
 
-def run_steps(session: Session, state: State) -> State:
+def run_steps(session: Session, state: RunState) -> RunState:
     """Take the steps after `state`, whose weights the trainer has, and return where it ended: at the last one, or at a signal."""
+    check_until = 0
     with _load_ahead(session, state) as first, session.trainer.training():
         batches = first
         while True:
             try:
                 with batches:
-                    return _take_steps(session, state, batches)
+                    return _take_steps(session, state, batches, check_until)
             except _BadStep as bad:
                 state = _go_back(session, bad)
+                if session.stop.signal:
+                    return state
+                check_until = max(check_until, bad.step)
                 batches = _load_ahead(session, state)
 
 
-def _load_ahead(session: Session, state: State) -> Batches:
+def _load_ahead(session: Session, state: RunState) -> Batches:
     """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
     batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps)
@@ -73,26 +77,43 @@ def _load_ahead(session: Session, state: State) -> Batches:
     return batches
 
 
-def _take_steps(session: Session, state: State, batches: Batches) -> State:
+def _take_steps(session: Session, state: RunState, batches: Batches, check_until: int) -> RunState:
+    """Take all that are left, and look at the weights after each up to `check_until`."""
     done = state.step - 1 if state.unjudged else state.step
     with Events(session.run.folder, done) as events:
         if state.unjudged:
             session.run.drop_rows_after(done)
-            state = _end_step(session, state, state.unjudged, events)
+            state = _end_step(session, state, state.unjudged, events, check_until)
             if session.stop.signal:
                 return state
         for batch in batches:
-            row = _take_step(session, state.step + 1, batch, state.skipped) | {"wait_seconds": batches.wait_seconds}
-            state = _end_step(session, replace(state, step=row["step"]), row, events)
+            row = _take_step(session, state, batch, check_until) | {"wait_seconds": batches.wait_seconds}
+            state = _end_step(session, replace(state, step=row["step"]), row, events, check_until)
             if session.stop.signal:
                 break
     return state
 
 
-def _end_step(session: Session, state: State, row: dict[str, Any], events: Events) -> State:
+def _take_step(session: Session, state: RunState, batch: Any, check_until: int) -> dict[str, Any]:
+    step = state.step + 1
+    row: dict[str, Any] = {"step": step}
+    if step in state.skipped:
+        return row | {"loss": None, "seconds": 0.0, "peak_nbytes": 0}
+    began = time.perf_counter()
+    loss = session.trainer.step(step, batch)
+    if not math.isfinite(loss):
+        # weights that are good after it were good before it; bad ones may come from this step or from an earlier one
+        is_known = step <= check_until or session.trainer.is_finite()
+        raise _BadStep(f"the loss of step {step} is {loss}", step, state.skipped, is_known=is_known)
+    return row | {"loss": loss, "seconds": time.perf_counter() - began, "peak_nbytes": session.trainer.peak_nbytes()}
+
+
+def _end_step(session: Session, state: RunState, row: dict[str, Any], events: Events, check_until: int) -> RunState:
     """Evaluate and save if that is due; an evaluation that a signal cuts short is made up when the run goes on."""
-    due = state.step % session.config.every == 0 or state.step == session.config.steps
-    if due:
+    due = session.config.saves_after(state.step)
+    if due or state.step <= check_until:
+        _check_weights(session, state, check_until)
+    if session.config.evaluates_after(state.step):
         session.progress.say_working("evaluating")
         try:
             state = replace(_evaluate(session, state), unjudged=None)
@@ -103,26 +124,21 @@ def _end_step(session: Session, state: State, row: dict[str, Any], events: Event
     session.run.add_row(row)
     events.add(row)
     session.progress.step(row)
-    if due or session.stop.signal:
+    if due:
+        save(session, state)
+    elif session.stop.signal:
+        _check_weights(session, state, check_until)
         save(session, state)
     return state
 
 
-def _take_step(session: Session, step: int, batch: Any, skipped: tuple[int, ...]) -> dict[str, Any]:
-    row: dict[str, Any] = {"step": step}
-    if step in skipped:
-        return row | {"loss": None, "seconds": 0.0, "peak_nbytes": 0}
-    began = time.perf_counter()
-    loss = session.trainer.step(step, batch)
-    if not math.isfinite(loss):
-        raise _BadStep(f"the loss of step {step} is {loss}", step, skipped)
-    row |= {"loss": loss, "seconds": time.perf_counter() - began, "peak_nbytes": session.trainer.peak_nbytes()}
+def _check_weights(session: Session, state: RunState, check_until: int) -> None:
     if not session.trainer.is_finite():
-        raise _BadStep(f"step {step} left weights that are no numbers", step, skipped)
-    return row
+        reason = f"step {state.step} left weights that are NaN or infinite"
+        raise _BadStep(reason, state.step, state.skipped, is_known=state.step <= check_until)
 
 
-def _evaluate(session: Session, state: State) -> State:
+def _evaluate(session: Session, state: RunState) -> RunState:
     recipe = session.recipe
     predict = make_predict(session.trainer, recipe)
 
@@ -151,24 +167,27 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
     return metrics[recipe.metric]
 
 
-def save(session: Session, state: State) -> None:
+def save(session: Session, state: RunState) -> None:
     """Save a checkpoint of this moment."""
     with writing(f"step {state.step}", session.run.folder):
         save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
-def _go_back(session: Session, bad: _BadStep) -> State:
-    """Load the last checkpoint and leave the step out that failed."""
+def _go_back(session: Session, bad: _BadStep) -> RunState:
+    """Load the last checkpoint, and leave the step out that failed if it is known."""
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:
         raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
     folder, state = found
     session.trainer.load(folder)
-    if len(bad.skipped) >= MAX_SKIPPED:
+    if bad.is_known and len(bad.skipped) >= MAX_SKIPPED:
         raise RunFailed(
             f"{bad}, and {MAX_SKIPPED} steps were left out for that already; the last good checkpoint is {folder} "
-            f"(step {state.step}). Lower the learning rate or take a wider precision, and begin anew."
+            f"(step {state.step}). Lower the learning rate or take a wider precision, and start again."
         )
-    session.progress.say(f"{bad}: back to step {state.step}, and on without step {bad.step}")
+    then, skipped = "to find the step that did it", bad.skipped
+    if bad.is_known:
+        then, skipped = f"and on without step {bad.step}", (*bad.skipped, bad.step)
+    session.progress.say(f"{bad}: back to step {state.step}, {then}")
     session.run.drop_rows_after(state.step)
-    return replace(state, skipped=(*bad.skipped, bad.step))
+    return replace(state, skipped=skipped)

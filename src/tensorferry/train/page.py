@@ -9,9 +9,8 @@ from tensorferry.files import write_whole
 from tensorferry.report import Report
 from tensorferry.report.run_page import RunView, html_run_page
 from tensorferry.report.stored import report_from_json, report_to_json
-from tensorferry.train.backend import VARIABLE
-from tensorferry.train.checkpoints import State, Unusable, list_checkpoints, read_state
-from tensorferry.train.config import Config
+from tensorferry.train.checkpoints import RunState, Unusable, list_checkpoints, read_state
+from tensorferry.train.config import BACKEND_VARIABLE, Config
 from tensorferry.train.folder import Run
 from tensorferry.units import parse_bytes
 
@@ -72,13 +71,13 @@ def _short_name(recipe: str) -> str:
     return f"{Path(where).name}:{name}" if colon else name
 
 
-def _last_state(run: Run) -> State:
+def _last_state(run: Run) -> RunState:
     for folder in list_checkpoints(run.checkpoints):
         try:
             return read_state(folder)
         except Unusable:
             continue
-    return State()
+    return RunState()
 
 
 def _read_memory(run: Run) -> Report | None:
@@ -102,12 +101,13 @@ def _describe(config: Config) -> dict[str, str]:
         "precision": f"{terms.precision} ({config.reason})" if config.reason else terms.precision,
         "budget": terms.budget or "none",
         "seed": f"{terms.seed}{', repeatable bit for bit' if terms.repeatable else ''}",
-        "evaluates and saves": f"every {config.every} steps",
+        "saves": f"every {config.every} steps",
+        "evaluates": f"every {config.evaluate_every or config.every} steps, and at the end",
     }
 
 
 def _describe_command(config: Config) -> str:
     if not config.command:
         return "from Python"
-    variable = f"{VARIABLE}={config.backend} " if config.backend else ""
+    variable = f"{BACKEND_VARIABLE}={config.backend} " if config.backend else ""
     return variable + shlex.join(config.command)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stop:
+class StopSignal:
     """Which signal asked to stop; None: none has."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ def unwind_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def watch_signals() -> Iterator[Stop]:
+def watch_signals() -> Iterator[StopSignal]:
     """While inside, the first signal is only noted; outside of the main thread no signal arrives, and nothing is changed."""
-    stop = Stop()
+    stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -1,35 +1,36 @@
 """From what a user asks to a run: begin a new one, or go on with one that was stopped or killed."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tensorferry.engines.memory_cap import is_out_of_memory
 from tensorferry.engines.precision import check_name
-from tensorferry.errors import BadData, BadRun, RunFailed
+from tensorferry.errors import BadRun, RunFailed
 from tensorferry.messages import first_line
-from tensorferry.recipes.cap import is_out_of_memory
-from tensorferry.recipes.loading import find_recipe, make_recipe
-from tensorferry.recipes.recipe import Data, Recipe
-from tensorferry.train.backend import same_backend
-from tensorferry.train.checkpoints import State, find_newest
-from tensorferry.train.config import Config
-from tensorferry.train.events import HINT, Events
-from tensorferry.train.finish import finish
-from tensorferry.train.folder import Run, open_new
-from tensorferry.train.lock import hold
+from tensorferry.recipes.loading import make_recipe
+from tensorferry.train.batches import draw_seed
+from tensorferry.train.checkpoints import RunState, find_newest
+from tensorferry.train.config import Config, same_backend
+from tensorferry.train.folder import Run, hold, open_new, recover
 from tensorferry.train.loop import Session, run_steps, save
-from tensorferry.train.page import write_page
-from tensorferry.train.progress import Progress
-from tensorferry.train.seeds import draw_seed
+from tensorferry.train.page import store_illustration, store_memory, write_page
+from tensorferry.train.progress import NO_EVENTS_HINT, Events, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
-from tensorferry.train.trainer import Terms, make_trainer
+from tensorferry.train.trained import find_source, load_recipe, load_weights
+from tensorferry.train.trainer import Terms, make_predict, make_trainer
 from tensorferry.units import parse_bytes
+
+_NUM_SAVES = 10  # of a run, unless the user says otherwise
+_EVALUATION_SHARE = 0.1  # of the work of training, at most
+_PASSES_A_STEP = 3  # a forward pass, and a backward pass that is twice the work; an evaluation is a forward pass alone
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainRequest:
     """A new run, as a user asks for it."""
 
     recipe: str
@@ -45,26 +46,28 @@ class Request:
     command: tuple[str, ...] = ()
 
 
-def begin(request: Request, progress: Progress) -> int:
+def begin(request: TrainRequest, progress: Progress) -> int:
     """Train a recipe in a new folder and return the exit code: 0, or that of the signal that stopped it."""
     check_name(request.precision)
     if request.budget not in (None, "auto"):
         parse_bytes(request.budget)
     recipe = make_recipe(request.recipe, request.settings, request.start)
-    source = _find_source(request.data)
+    source = find_source(request.data)
     folder = request.out or Path("runs") / _folder_name(request.recipe)
     with unwind_on_sigterm(), open_new(folder, request.force) as run:
         data = recipe.load_data(source)
         seed = draw_seed() if request.seed is None else request.seed
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
         trainer = make_trainer(recipe, data, terms)
+        every = request.every or max(1, recipe.settings.steps // _NUM_SAVES)
         config = Config(
             recipe=_whole_reference(request.recipe),
             settings=asdict(recipe.settings),
             start=recipe.start,
             data=None if source is None else str(source),
             metric=recipe.metric,
-            every=request.every or max(1, recipe.settings.steps // 10),
+            every=every,
+            evaluate_every=request.every or _space_evaluations(every, recipe.settings.batch, len(data.held_out)),
             # what "auto" has measured here holds for the whole run
             terms=replace(terms, precision=trainer.precision.name),
             reason=trainer.precision.reason if request.precision == "auto" else "",
@@ -74,13 +77,15 @@ def begin(request: Request, progress: Progress) -> int:
         run.write_config(config)
         with watch_signals() as stop:
             session = Session(run, config, recipe, data, trainer, progress, stop)
-            state = State(recipe=config.recipe)
+            state = RunState(recipe=config.recipe)
             save(session, state)
             return _run(session, state)
 
 
 def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     """Go on with a run from its newest whole checkpoint; `recipe`, if given, has to be the run's own."""
+    if recover(folder):
+        progress.say(f"a run that was to overwrite {str(folder)!r} was killed before its first step; this is the one before it")
     run = Run(folder)
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
@@ -92,12 +97,12 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
 def _go_on(run: Run, config: Config, progress: Progress) -> int:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
-        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; begin anew with --force")
+        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; start again with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
         raise BadRun(
             f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}; "
-            "take it out to go on from the one before, or begin anew with --force"
+            "remove it to go on from the one before, or start again with --force"
         )
     ours, data = load_recipe(config)
     trainer = make_trainer(ours, data, config.terms)
@@ -107,37 +112,16 @@ def _go_on(run: Run, config: Config, progress: Progress) -> int:
         return _run(Session(run, config, ours, data, trainer, progress, stop), state)
 
 
-def load_recipe(config: Config) -> tuple[Recipe, Data]:
-    """The recipe of a run, and its data."""
-    kind = find_recipe(config.recipe)
-    try:
-        settings = kind.Settings(**config.settings)
-    except TypeError as error:
-        raise BadRun(
-            f"the settings of {config.recipe!r} are no longer those of the run, which version {config.version} wrote: {error}"
-        ) from error
-    recipe = kind(settings, config.start)
-    return recipe, recipe.load_data(None if config.data is None else _find_source(Path(config.data)))
-
-
-def load_weights(trainer: Any, checkpoint: Path, *, weights_only: bool = False) -> None:
-    """Give a trainer what a checkpoint holds; raises `BadRun` where its model is another one."""
-    try:
-        trainer.load(checkpoint, weights_only=weights_only)
-    except (ValueError, KeyError) as error:
-        raise BadRun(f"{str(checkpoint)!r} does not fit the model; has the recipe changed since? {str(error)[:300]}") from error
-
-
-def _run(session: Session, state: State) -> int:
+def _run(session: Session, state: RunState) -> int:
     if not Events.available():
-        session.progress.say(HINT)
+        session.progress.say(NO_EVENTS_HINT)
     if session.data.source:
         session.progress.say(f"data: {session.data.source}")
     try:
         session.progress.begin(session.config, state.step)
         with _clear_memory_errors(session):
             state = run_steps(session, state)
-        session.progress.end(finish(session, state))
+        session.progress.end(_finish(session, state))
     except RunFailed:
         if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
             with suppress(BadRun):  # what made the run fail is the error to tell
@@ -146,6 +130,38 @@ def _run(session: Session, state: State) -> int:
     finally:
         session.progress.leave()
     return session.stop.exit_code
+
+
+def _finish(session: Session, state: RunState) -> dict[str, Any]:
+    """Write down what is known only at the end, and return the summary."""
+    stop = session.stop
+    png = None
+    if stop.signal is None:
+        png = session.recipe.illustrate(make_predict(session.trainer, session.recipe), session.data)
+    page = _draw(session, png)
+    return {
+        "folder": str(session.run.folder),
+        "step": state.step,
+        "metrics": state.metrics,
+        "best_step": state.best_step,
+        "best_value": state.best_value,
+        "stopped_by": stop.signal.name if stop.signal is not None else None,
+        "page": None if page is None else str(page),
+    }
+
+
+def _draw(session: Session, png: bytes | None) -> Path | None:
+    """Where the page is; None: it could not be written, and that was told. The run itself is saved by now."""
+    run = session.run
+    try:
+        if (memory := session.trainer.report()) is not None:
+            store_memory(run, memory)
+        if png is not None:
+            store_illustration(run, png)
+        return write_page(run)
+    except BadRun as error:
+        session.progress.say(f"{error}. The run is saved and whole; draw its page later with: ferry report {run.folder}")
+        return None
 
 
 @contextmanager
@@ -160,12 +176,14 @@ def _clear_memory_errors(session: Session) -> Iterator[None]:
         raise RunFailed(f"the model ran out of memory: {first_line(error)} {advice}, or take a smaller batch.") from error
 
 
-def _find_source(data: Path | None) -> Path | None:
-    if data is not None and not data.exists():
-        raise BadData(
-            f"there is no file or folder {str(data)!r}; name one with --data, or leave it out for what the recipe brings"
-        )
-    return None if data is None else data.resolve()
+def _space_evaluations(every: int, batch: int, num_held_out: int) -> int:
+    """After how many steps, a multiple of `every`, an evaluation is small beside them. From counts alone: clocks do not repeat.
+
+    >>> _space_evaluations(every=2, batch=16, num_held_out=833)
+    174
+    """
+    num_steps = math.ceil(num_held_out / (batch * _PASSES_A_STEP * _EVALUATION_SHARE))
+    return every * max(1, math.ceil(num_steps / every))
 
 
 def _whole_reference(reference: str) -> str:

@@ -15,7 +15,7 @@ from tensorferry.engines.torch.large_model import large_model
 from tensorferry.engines.torch.precision import make_precision
 from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
 from tensorferry.report import Report
-from tensorferry.train.seeds import step_seed
+from tensorferry.train.batches import step_seed
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.pt"
@@ -57,8 +57,8 @@ class TorchTrainer(Trainer):
     def is_finite(self) -> bool:
         trained = [weight.detach() for weight in self.model.parameters() if weight.requires_grad and weight.numel()]
         real = [torch.view_as_real(weight) if weight.is_complex() else weight for weight in trained]
-        # the extremes of a tensor tell of every inf and nan in it, and take no memory
-        return all(math.isfinite(extreme) for weight in real for extreme in torch.aminmax(weight))
+        # the largest magnitude tells of every inf and NaN, overflows nowhere, and is read from the device once
+        return not real or math.isfinite(float(torch.nn.utils.get_total_norm(real, math.inf)))
 
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
@@ -92,7 +92,7 @@ class TorchTrainer(Trainer):
 
     def peak_nbytes(self) -> int:
         if self._large is not None:
-            return self._large.report().measured_peak_nbytes
+            return self._large.peak_nbytes
         if self._device.type == "cpu":
             return self._meter.peak_nbytes()
         return torch.accelerator.max_memory_allocated(self._device)

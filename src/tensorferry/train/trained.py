@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tensorferry.errors import BadRun
+from tensorferry.errors import BadData, BadRun
+from tensorferry.recipes.loading import find_recipe
 from tensorferry.recipes.recipe import Data, Recipe
-from tensorferry.train.checkpoints import State, Unusable, find_newest, read_state
+from tensorferry.train.checkpoints import RunState, Unusable, find_newest, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
-from tensorferry.train.start import load_recipe, load_weights
 from tensorferry.train.trainer import make_trainer
 
 
@@ -38,7 +38,7 @@ def load_trained(folder: Path) -> Trained:
     return Trained(recipe, trainer.model, data, state.step, state.metrics, config, checkpoint)
 
 
-def _find_best(run: Run) -> tuple[Path, State]:
+def _find_best(run: Run) -> tuple[Path, RunState]:
     notes: list[str] = []
     best = run.checkpoints / "best"
     try:
@@ -51,3 +51,33 @@ def _find_best(run: Run) -> tuple[Path, State]:
         why = "; ".join(notes) or "no step was saved yet"
         raise BadRun(f"{str(run.folder)!r} has no trained weights: {why}")
     return found
+
+
+def load_recipe(config: Config) -> tuple[Recipe, Data]:
+    """The recipe of a run, and its data."""
+    kind = find_recipe(config.recipe)
+    try:
+        settings = kind.Settings(**config.settings)
+    except TypeError as error:
+        raise BadRun(
+            f"the settings of {config.recipe!r} are no longer those of the run, which version {config.version} wrote: {error}"
+        ) from error
+    recipe = kind(settings, config.start)
+    return recipe, recipe.load_data(None if config.data is None else find_source(Path(config.data)))
+
+
+def find_source(data: Path | None) -> Path | None:
+    """The whole path of a user's data; None: what the recipe brings."""
+    if data is not None and not data.exists():
+        raise BadData(
+            f"there is no file or folder {str(data)!r}; name one with --data, or leave it out for what the recipe brings"
+        )
+    return None if data is None else data.resolve()
+
+
+def load_weights(trainer: Any, checkpoint: Path, *, weights_only: bool = False) -> None:
+    """Give a trainer what a checkpoint holds; raises `BadRun` where its model is another one."""
+    try:
+        trainer.load(checkpoint, weights_only=weights_only)
+    except (ValueError, KeyError) as error:
+        raise BadRun(f"{str(checkpoint)!r} does not fit the model; has the recipe changed since? {str(error)[:300]}") from error

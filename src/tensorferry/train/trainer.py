@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.engines.resident import ResidentMeter
-from tensorferry.errors import BadRecipe, MissingExtra
+from tensorferry.errors import BadRecipe
+from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, TorchRecipe
 from tensorferry.report import Report
 
@@ -35,11 +36,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def step(self, number: int, batch: Arrays) -> float:
-        """Take one step and return its loss; where that is no number, the weights may be spoilt."""
+        """Take one step and return its loss; where that is NaN or infinite, the weights may be as well."""
 
     @abstractmethod
     def is_finite(self) -> bool:
-        """Whether all weights that train are numbers; a step may spoil them although its own loss is one."""
+        """Whether no weight that trains is NaN or infinite; a step may leave such weights although its own loss is finite."""
 
     @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
@@ -111,10 +112,7 @@ def make_trainer(recipe: Recipe, data: Data, terms: Terms) -> Trainer:
 
             return KerasTrainer(recipe, data, terms)
     except ModuleNotFoundError as error:
-        extra = {"torch": "torch", "keras": "tensorflow", "tensorflow": "tensorflow"}.get(error.name or "")
-        if extra is None:
+        if error.name not in FRAMEWORK_EXTRAS:
             raise
-        raise MissingExtra(
-            f'this recipe needs {error.name}, which is not installed: pip install "tensorferry[{extra}]"'
-        ) from error
+        raise missing_extra("this recipe", error.name) from error
     raise BadRecipe(f"{type(recipe).__name__} inherits from Recipe itself; inherit from TorchRecipe or KerasRecipe")

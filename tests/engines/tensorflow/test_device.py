@@ -46,7 +46,7 @@ CAPPED = """
     import json, sys
     import tensorflow as tf
     import tensorferry as ferry
-    from tensorferry.recipes.cap import cap_memory
+    from tensorferry.engines.memory_cap import cap_memory
 
     weights, x = tf.Variable(tf.zeros([4 * 2**20])), tf.ones([4 * 2**20])
     if len(sys.argv) > 1:
@@ -96,7 +96,7 @@ CAPPED_PROCESS = """
     import tensorflow as tf
     from tensorferry.engines.resident import ResidentMeter
     from tensorferry.engines.tensorflow.device import Device
-    from tensorferry.recipes.cap import cap_memory
+    from tensorferry.engines.memory_cap import cap_memory
 
     MIB = 2**20
     kept, meter, left = tf.ones([2**20]), ResidentMeter(), []

@@ -10,7 +10,7 @@ PROGRAM = """
     import torch
     import tensorferry as ferry
     from tensorferry.engines.resident import ResidentMeter
-    from tensorferry.recipes.unet3d import UNet3d, compute_loss, make_batch
+    from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
 
     torch.set_num_threads(2)
     batch = make_batch(edge=48)
@@ -107,7 +107,7 @@ def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is
         import torch
         import tensorferry as ferry
         from tensorferry.machine import TierSpeed
-        from tensorferry.recipes.gpt import GPT, compute_loss, make_batch
+        from tensorferry.recipes.models.gpt import GPT, compute_loss, make_batch
         from tensorferry.tiers.files import FileTier
 
         FileTier.speed = lambda self: TierSpeed("disk", 5e7, 5e7)  # so slow a tier makes the planner recompute

@@ -248,6 +248,11 @@ class LargeFunction:
 
     # what a user asks
 
+    @property
+    def peak_nbytes(self) -> int:
+        """The most that the steps so far have held at once."""
+        return self._device.highest_resident_nbytes() if self._finalizer.alive else self._highest_nbytes
+
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
         planned = [course for course in self._courses.values() if course.plan is not None]
@@ -259,7 +264,7 @@ class LargeFunction:
             predicted=course.predicted if course else None,
             measured=median[0] if median else None,
             budget_nbytes=self.budget_nbytes,
-            measured_peak_nbytes=self._device.highest_resident_nbytes() if self._finalizer.alive else self._highest_nbytes,
+            measured_peak_nbytes=self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=sum(c.num_plans for c in self._courses.values()),
             tier=self._tier.describe,

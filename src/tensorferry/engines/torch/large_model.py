@@ -315,6 +315,11 @@ class LargeModel:
     def _limit_nbytes(self) -> int:
         return _MARGIN.limit_of(self.budget_nbytes)
 
+    @property
+    def peak_nbytes(self) -> int:
+        """The most that the steps so far have held at once."""
+        return self._highest_nbytes or self._device.highest_nbytes()
+
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
         planned = [course for course in self._courses.values() if course.schedule is not None]
@@ -326,7 +331,7 @@ class LargeModel:
             predicted=course.predicted,
             measured=median[0] if median else None,
             budget_nbytes=self.budget_nbytes,
-            measured_peak_nbytes=self._highest_nbytes or self._device.highest_nbytes(),
+            measured_peak_nbytes=self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.extras import missing_extra
 from tensorferry.inference.source import root_cause
-from tensorferry.recipes.references import load_reference
+from tensorferry.recipes.loading import load_reference
 
 
 def build_model(reference: str, weights: Path | None) -> Any:
@@ -41,7 +42,7 @@ def _read_state(path: Path) -> Any:
         try:
             from safetensors.torch import load_file
         except ModuleNotFoundError as error:
-            raise MissingExtra(f'{path.name} needs safetensors: pip install "tensorferry[optimize]"') from error
+            raise missing_extra(path.name, "safetensors", "optimize") from error
         return load_file(path)
     import torch
 

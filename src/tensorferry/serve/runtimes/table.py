@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tensorferry.errors import BadModel, MissingExtra
+from tensorferry.errors import BadModel
+from tensorferry.extras import missing_extra
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime
 
 
@@ -65,8 +66,7 @@ def load_runtime(backend: str, options: LoadOptions) -> Runtime:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tensorferry"):
             raise
-        extra = BACKENDS[backend].extra
-        raise MissingExtra(f'{options.path.name} needs {error.name}: pip install "tensorferry[{extra}]"') from error
+        raise missing_extra(options.path.name, error.name, BACKENDS[backend].extra) from error
 
 
 def _find_named(wanted: str, name: str, folder: Path, filename: str) -> tuple[str, Path]:

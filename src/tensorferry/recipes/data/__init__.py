@@ -1,0 +1,1 @@
+"""What recipes train on: readers of a user's files, and the data that recipes bring."""
