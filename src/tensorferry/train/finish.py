@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from tensorferry.errors import BadRun
+from tensorferry.errors import BadOption, BadRun
 from tensorferry.train.checkpoints import State
 from tensorferry.train.loop import Session
-from tensorferry.train.page import store_illustration, store_memory, write_page
+from tensorferry.train.page import draw_run, store_illustration, store_memory
 from tensorferry.train.trainer import make_predict
 
 
@@ -36,7 +36,7 @@ def _draw(session: Session, png: bytes | None) -> Path | None:
             store_memory(run, memory)
         if png is not None:
             store_illustration(run, png)
-        return write_page(run)
-    except BadRun as error:
+        return draw_run(run)
+    except (BadOption, BadRun) as error:
         session.progress.say(f"{error}. The run is saved and whole; once that is mended, draw it with: ferry report {run.folder}")
         return None

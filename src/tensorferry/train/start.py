@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.engines.precision import check_name
-from tensorferry.errors import BadData, BadRun, RunFailed
+from tensorferry.errors import BadData, BadOption, BadRun, RunFailed
 from tensorferry.recipes.cap import is_out_of_memory
 from tensorferry.recipes.loading import find_recipe, make_recipe
 from tensorferry.recipes.recipe import Data, Recipe
@@ -19,7 +19,7 @@ from tensorferry.train.finish import finish
 from tensorferry.train.folder import Run, open_new
 from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save
-from tensorferry.train.page import write_page
+from tensorferry.train.page import draw_run
 from tensorferry.train.progress import Progress
 from tensorferry.train.seeds import draw_seed
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
@@ -139,8 +139,8 @@ def _run(session: Session, state: State) -> int:
         session.progress.end(finish(session, state))
     except RunFailed:
         if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
-            with suppress(BadRun):  # what made the run fail is the error to tell
-                session.progress.say(f"report: {write_page(session.run)}")
+            with suppress(BadOption, BadRun):  # what made the run fail is the error to tell
+                session.progress.say(f"report: {draw_run(session.run)}")
         raise
     finally:
         session.progress.leave()

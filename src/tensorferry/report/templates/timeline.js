@@ -1,9 +1,9 @@
 // Zoom, move and look: the picture is whole without this. Zooming changes every lane's viewBox; text is placed anew.
 (() => {
   "use strict";
-  const picture = document.getElementById("picture");
-  const tip = document.getElementById("tip");
+  const picture = document.querySelector(".picture");
   if (!picture) return;
+  const tip = picture.querySelector(".tip");
   const MARK = "svg > g > *";
   const MOST_ZOOM = 400, NAME_PIXELS = 72;
   const WIDTH = Number(picture.dataset.width);
