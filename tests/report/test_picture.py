@@ -1,10 +1,14 @@
 """Axes have round values at their true places."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.report.picture import CURVE_HEIGHT, WIDTH, Axes
+from tensorferry.report import Report
+from tensorferry.report.picture import CURVE_HEIGHT, WIDTH, Axes, Panel, draw_panels
 
 
 def test_the_ends_of_the_axes_are_the_edges_of_the_drawing() -> None:
@@ -21,6 +25,18 @@ def test_the_ends_of_the_axes_are_the_edges_of_the_drawing() -> None:
 def test_moments_are_round(seconds: float, first: str, last: str) -> None:
     ticks = [text for _, text in Axes(seconds, 1.0).time_ticks()]
     assert (ticks[0], ticks[-1]) == (first, last)
+
+
+def test_timelines_of_one_report_share_the_axis_of_bytes_and_others_have_their_own(report_of: Callable[..., Report]) -> None:
+    small = report_of()
+    assert small.measured is not None
+    large = replace(small, budget_nbytes=100 * small.budget_nbytes)
+    timelines = [("a", small.predicted, small), ("b", small.measured, small), ("c", small.measured, large)]
+    picture = draw_panels([Panel(*each) for each in timelines], "one above the other")
+    assert picture is not None
+    first, second, third = (panel.curve.ticks for panel in picture.panels if panel.curve is not None)
+    assert first == second
+    assert third != first
 
 
 def test_sizes_are_powers_of_two() -> None:

@@ -23,7 +23,7 @@ _RUN_CONFIG = "config.json"  # what makes a folder a run
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingResult:
     """What came of one training."""
 
     losses: tuple[float, ...]
@@ -73,7 +73,7 @@ def _check(settings: Settings) -> None:
         raise FerryError(f"{str(out)!r} is there and no run of an earlier demo; choose another folder with --out")
 
 
-def _train_plain(settings: Settings, folder: Path, console: Console) -> Outcome:
+def _train_plain(settings: Settings, folder: Path, console: Console) -> TrainingResult:
     """What the others are compared with."""
     plain = _train("plain, no cap", Request(settings.edge, settings.num_steps, str(folder)), console)
     if plain.out_of_memory:
@@ -82,7 +82,7 @@ def _train_plain(settings: Settings, folder: Path, console: Console) -> Outcome:
     return plain
 
 
-def _train_capped(settings: Settings, folder: Path, cap: int, console: Console) -> Outcome:
+def _train_capped(settings: Settings, folder: Path, cap: int, console: Console) -> TrainingResult:
     """What should die."""
     request = Request(settings.edge, settings.num_steps, str(folder), cap)
     dead = _train(f"plain, capped at {format_bytes(cap)}", request, console)
@@ -100,7 +100,7 @@ def _comparison(equal: bool, num_steps: int) -> str:
     return "\n[red]The losses differ from plain's.[/red]\n"
 
 
-def _train(title: str, request: Request, console: Console) -> Outcome:
+def _train(title: str, request: Request, console: Console) -> TrainingResult:
     """One training with its progress on the console."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -116,7 +116,7 @@ def _train(title: str, request: Request, console: Console) -> Outcome:
     if "error" in end:
         raise FerryError(end["error"])
     losses = tuple(row["loss"] for row in rows)  # as JSON writes floats, every bit
-    return Outcome(losses, max((row["peak_nbytes"] for row in rows), default=0), end.get("out_of_memory", ""))
+    return TrainingResult(losses, max((row["peak_nbytes"] for row in rows), default=0), end.get("out_of_memory", ""))
 
 
 def _keep(run: Path, folder: Path) -> None:

@@ -109,7 +109,7 @@ def _charts(view: RunView) -> Iterator[Chart]:
     title = "Highest memory so far" if view.budget_nbytes else "Memory, highest in each step"
     yield Chart(title, (Curve("", peaks),), format_bytes, levels, from_zero=True, in_bytes=True)
     waits: Points = [(row["step"], row["wait_seconds"]) for row in taken]
-    yield Chart("Seconds waiting for data", (Curve("", waits),), format_seconds, from_zero=True)
+    yield Chart("Waiting for data in each step", (Curve("", waits),), format_seconds, from_zero=True)
 
 
 def _short(value: float) -> str:
