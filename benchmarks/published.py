@@ -21,8 +21,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tensorferry.estimates.estimate import Row, Study
+from tensorferry.estimates.estimate import Study
 from tensorferry.estimates.inputs import Input
+from tensorferry.estimates.result import Row
 from tensorferry.estimates.subjects import find_subject
 from tensorferry.machine import find_machine, time_trace
 from tensorferry.trace import Phase

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from parsed_page import Page
 
 import tensorferry as ferry
 from tensorferry.estimates import Estimate
@@ -80,8 +81,23 @@ def test_the_page_shows_a_timeline_for_every_machine_that_trains_it(found: Estim
     assert text.count('<section class="panel"') == 2
     assert "card with 8MiB" in text
     assert "http-equiv" in text
-    with pytest.raises(ferry.BadModel, match=r"end it with \.html"):
+    with pytest.raises(ferry.BadOption, match=r"end it with \.html"):
         found.save(tmp_path / "page.pdf")
+
+
+def test_a_notebook_shows_the_table_of_machines(found: Estimate) -> None:
+    page = Page(found._repr_html_())
+    assert page.tags["table"] == 1
+    assert page.tags["tr"] == 1 + len(found.rows)
+    assert not {"script", "h1", "h2", "html"} & page.tags.keys()
+    for row in found.rows:
+        assert row.machine.name in page.text
+
+
+def test_a_notebook_shows_how_far_it_can_go() -> None:
+    page = Page(ferry.estimate(NETS, _card("40MiB"), inputs=INPUT, largest="batch")._repr_html_())
+    assert page.tags["table"] == 2
+    assert "largest batch plain" in page.text
 
 
 def test_the_largest_batch_is_found_plain_and_with_a_plan() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("tensorflow")
 
 import tensorferry as ferry
 from tensorferry.errors import BadModel
-from tensorferry.estimates.frameworks import Step, capture_step, framework_of
+from tensorferry.estimates.frameworks import TrainingStep, capture_step, framework_of
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import find_subject
 from tensorferry.trace import Trace
@@ -24,7 +24,7 @@ BATCH = 16
 
 def _capture(shape: tuple[int, ...], precision: str = "fp32", optimizer: str = "sgd", nets: Path = KERAS_NETS) -> Trace:
     subject = find_subject(f"{nets}:build")
-    step = Step((Input(shape),), "cross_entropy", optimizer, precision, "gpu")
+    step = TrainingStep((Input(shape),), "cross_entropy", optimizer, precision, "gpu")
     return capture_step(lambda: subject.make_model(()), step)
 
 

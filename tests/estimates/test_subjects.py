@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from tensorferry import BadModel
-from tensorferry.estimates.frameworks import Step, capture_step, framework_of
+from tensorferry.estimates.frameworks import TrainingStep, capture_step, framework_of
 from tensorferry.estimates.inputs import Input
 from tensorferry.estimates.subjects import BUILTIN_NAMES, find_subject
 
@@ -24,7 +24,7 @@ def test_the_models_people_ask_for_are_built_in() -> None:
 def test_built_in_models_train_on_what_they_are_fed_by_default(name: str) -> None:
     subject = find_subject(name)
     inputs = subject.derive(tuple(given.with_batch(1) for given in subject.inputs))
-    step = Step(inputs, subject.loss, subject.optimizer, "fp32", "gpu")
+    step = TrainingStep(inputs, subject.loss, subject.optimizer, "fp32", "gpu")
     trace = capture_step(lambda: subject.make_model(inputs), step)
     assert trace.movable
     assert any(op.flops for op in trace.ops)

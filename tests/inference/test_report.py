@@ -38,12 +38,14 @@ def test_the_page_needs_nothing_from_outside_and_escapes_what_it_shows(tmp_path:
 
 def test_the_picture_has_every_candidate(tmp_path: Path) -> None:
     page = REPORT.save(tmp_path / "engine.html").read_text()
-    picture = page[page.index("<svg") : page.index("</svg>")]
-    assert picture.count("<rect") == 4  # latency and throughput, of what was measured
-    for part in (CHOSEN.title, LOST.title, "net &amp; co, as it is (torch)", "1 ms", "2,500 at batch 4", "80 %", "1 MiB"):
+    picture = page[page.index('<ul class="candidates') : page.index("</ul>")]
+    assert picture.count('class="bar"') == 4  # latency and throughput, of what was measured
+    for part in (CHOSEN.title, LOST.title, "net &amp; co, as it is (torch)", "1 ms", "2,500 at batch 4"):
         assert part in picture
     assert "not measured" in picture
     assert "agrees on 80 % &lt;of&gt; the samples" in picture  # why it lost
+    for part in ("80 %", "1 MiB", "3.0e-01"):
+        assert part in page[page.index("<table") :]
 
 
 def test_a_narrow_terminal_has_every_figure_the_reason_and_the_way() -> None:

@@ -119,32 +119,3 @@ def test_idle_seconds_are_those_of_the_ops_in_the_gap(trace: Trace) -> None:
     gap = trace.ops[storage.idle_after + 1 : storage.wanted_at]
     assert row.idle_seconds == pytest.approx(sum(op.seconds for op in gap))
     assert row.action == ""
-
-
-def palettes(text: str) -> list[dict[str, str]]:
-    """The colours of the light and of the dark page."""
-    light, dark = (
-        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", text, re.S)
-    )
-    return [light, light | dark]
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours as WCAG defines it."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def test_text_stands_out_from_its_ground(empty_report: Report) -> None:
-    for palette in palettes(html_page(empty_report)):
-        for ground in ("page", "card"):
-            for ink in ("ink", "soft", "bad", "out", "recompute"):
-                assert contrast(palette[ink], palette[ground]) >= 4.5, (ink, ground)
-        for mark in ("forward", "backward", "optimizer", "op", "out", "in"):
-            assert contrast(palette["on-mark"], palette[mark]) >= 4.5, mark

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-
 from tensorferry.report import Report
-from tensorferry.report.summary import circumstances, clip, extra_time, floor_sentence, printable, verdict
+from tensorferry.report.summary import circumstances, extra_time, floor_sentence, verdict
 from tensorferry.units import format_bytes
 
 
@@ -55,18 +53,3 @@ def test_what_an_op_writes_in_place_is_not_counted_twice_in_the_floor(report_of:
 
 def test_one_is_counted_in_the_singular(report_of: Callable[..., Report]) -> None:
     assert circumstances(report_of(num_steps=1, num_plans=1)).startswith("1 step · 1 plan · ")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("conv\n\tnext", "conv  next"), ("\x1b[31mred", "\ufffd[31mred"), ("\ud800", "\ufffd"), (" a ", "a"), ("µ≤é", "µ≤é")],
-)
-def test_printable_takes_out_control_characters(text: str, expected: str) -> None:
-    assert printable(text) == expected
-
-
-def test_clip_keeps_both_ends() -> None:
-    text = clip("model.encoder." + "x" * 100 + ".conv", 20)
-    assert len(text) == 20
-    assert text.startswith("model.enc")
-    assert text.endswith(".conv")

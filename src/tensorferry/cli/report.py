@@ -25,7 +25,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.train.folder import Run
-    from tensorferry.train.page import write_page
+    from tensorferry.train.page import draw_run
 
-    print(write_page(Run(options.folder), options.out))
+    print(draw_run(Run(options.folder), options.out))
     return 0

@@ -13,17 +13,20 @@ from typing import Any
 
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.errors import BadModel, BudgetTooSmall, TierFull
-from tensorferry.estimates.frameworks import Step, capture_step
+from tensorferry.estimates.frameworks import TrainingStep, capture_step
 from tensorferry.estimates.inputs import Input, parse_input
 from tensorferry.estimates.limits import Ladder
+from tensorferry.estimates.page import html_fragment, html_page
 from tensorferry.estimates.places import find_place
+from tensorferry.estimates.result import EstimateData, Limit, Outlook, Row, estimate_json
 from tensorferry.estimates.subjects import Inputs, Subject, find_subject
+from tensorferry.estimates.table import render_text
 from tensorferry.estimates.timing import Timing, time_step
 from tensorferry.machine import Machine, time_trace
 from tensorferry.machine.roofline import rate_of
 from tensorferry.messages import did_you_mean
-from tensorferry.plan import Plan, Timeline, find_floor, make_plan, make_swap_all_plan, simulate
-from tensorferry.plan.timeline import Lane
+from tensorferry.pages import check_ending, write_page
+from tensorferry.plan import Plan, find_floor, make_plan, make_swap_all_plan, simulate
 from tensorferry.trace import Trace
 from tensorferry.trace.scaling import keep_small
 
@@ -36,109 +39,22 @@ _PLANNED_KERNELS = {"gpu": "gpu", "cpu": "cpu-lean"}  # by a machine's kind: the
 _SHRINK = 0.97  # a size whose tier is too small is tried again at this share
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """One step of one size on one machine, under a plan or plain."""
-
-    inputs: Inputs
-    trace: Trace  # timed for the machine
-    plain_peak_nbytes: int  # when everything is kept
-    usable_nbytes: int
-    plan: Plan | None = None  # None: it fits plain, or not at all
-    timeline: Timeline | None = None
-    smallest_nbytes: int | None = None  # where it does not fit: what would do
-
-    @property
-    def fits(self) -> bool:
-        """Whether it trains."""
-        return self.smallest_nbytes is None
-
-    @property
-    def fits_plain(self) -> bool:
-        """Whether it trains with everything kept."""
-        return self.plain_peak_nbytes <= self.usable_nbytes
-
-    @property
-    def step_seconds(self) -> float:
-        """The predicted step."""
-        return self.timeline.step_seconds if self.timeline is not None else self.trace.seconds
-
-    @property
-    def overhead(self) -> float:
-        """How much longer than with endless memory, as a share."""
-        return self.step_seconds / self.trace.seconds - 1 if self.trace.seconds else 0.0
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of the batch a second."""
-        return self.inputs[0].shape[0] / self.step_seconds if self.step_seconds else 0.0
-
-    def busy(self, lane: Lane) -> float:
-        """The share of the step in which a lane works."""
-        if self.timeline is None or not self.step_seconds:
-            return 1.0 if lane is Lane.COMPUTE else 0.0
-        return self.timeline.busy_seconds(lane) / self.step_seconds
-
-    @property
-    def bottleneck(self) -> str:
-        """What the step waits for most beyond its own compute."""
-        if not self.fits:
-            return "memory"
-        if self.timeline is None or self.overhead < 0.01:
-            return "compute"
-        stalled = self.timeline.stall_seconds / self.step_seconds
-        recomputed = self.overhead / (1 + self.overhead) - stalled
-        return "link" if stalled > recomputed else "recompute"
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The largest size that trains, and its step; `size` zero: none does."""
-
-    size: int
-    outlook: Outlook | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is predicted for one machine."""
-
-    machine: Machine
-    outlook: Outlook
-    timing: Timing | None = None  # where ops were timed on the machine; None: all seconds are the roofline's
-    largest_plain: Limit | None = None  # where the largest was asked for
-    largest: Limit | None = None
-
-
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(EstimateData):
     """What is predicted for a model on some machines. Print it, save the page, or take its rows."""
 
-    model: str
-    inputs: Inputs
-    loss: str
-    optimizer: str
-    precision: str
-    policy: str
-    rows: tuple[Row, ...]
-    axis: str | None = None  # "batch" or "resolution": what was made as large as possible
-
     def __str__(self) -> str:
-        from tensorferry.estimates.table import render_text
-
         return render_text(self)
+
+    def _repr_html_(self) -> str:
+        return html_fragment(self)
 
     def to_json(self) -> dict[str, Any]:
         """The estimate as plain JSON values; bytes and seconds are numbers."""
-        from tensorferry.estimates.as_json import estimate_json
-
         return estimate_json(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) and return where it is."""
-        from tensorferry.estimates.page import save_page
-
-        return save_page(self, Path(path))
+        return write_page(check_ending(path, ".html"), html_page(self))
 
 
 def estimate(
@@ -262,7 +178,7 @@ class Study:
 
         def capture(size: int) -> Trace:
             inputs = self.inputs_at(size)
-            asked = Step(inputs, self.loss, self.optimizer, self.precision, kernels)
+            asked = TrainingStep(inputs, self.loss, self.optimizer, self.precision, kernels)
             noted = self._calls if kernels == "cpu" and size == self._start else None
             return capture_step(lambda: self.subject.make_model(inputs), asked, noted)
 

@@ -1,7 +1,7 @@
 """From a model and what it is fed to the trace of a training step, by the framework that the model belongs to.
 
 This is the one place that knows frameworks. One more is one more case in `capture_step`: a function that turns the model that
-the factory returned, and a `Step`, into a `Trace` whose ops have flops, bytes and precision and no seconds.
+the factory returned, and a `TrainingStep`, into a `Trace` whose ops have flops, bytes and precision and no seconds.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Shapes: TypeAlias = tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype o
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """What one training step is made of, beside the model."""
 
     inputs: tuple[Input, ...]
@@ -27,7 +27,7 @@ class Step:
     kernels: str  # whose kernels run it: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
-def capture_step(make_model: Callable[[], Any], step: Step, calls: list[Any] | None = None) -> Trace:
+def capture_step(make_model: Callable[[], Any], step: TrainingStep, calls: list[Any] | None = None) -> Trace:
     """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real.
 
     A list given as `calls` gets the call of every op, as torch can make it again; it stays empty for a step of TensorFlow.
@@ -44,7 +44,7 @@ def capture_step(make_model: Callable[[], Any], step: Step, calls: list[Any] | N
     return dry.capture(DryStep(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
 
 
-def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: Step, precision: str) -> Trace:
+def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: TrainingStep, precision: str) -> Trace:
     import keras
 
     if keras.backend.backend() != "tensorflow":

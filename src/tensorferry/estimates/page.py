@@ -1,64 +1,65 @@
 """An estimate as one HTML file that opens offline: a table of machines, and their timelines on one time axis."""
 
-from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from tensorferry.errors import BadModel
-from tensorferry.estimates.table import COLUMNS, headline, limit_texts, row_texts, timing_text
-from tensorferry.files import write_whole
+from tensorferry.estimates.result import EstimateData, Outlook, Row
+from tensorferry.estimates.table import (
+    COLUMNS,
+    LEGEND,
+    TEXT_COLUMNS,
+    headline,
+    limit_columns,
+    limit_texts,
+    row_texts,
+    timing_text,
+)
 from tensorferry.machine import Machine
+from tensorferry.pages import PageHead, render
 from tensorferry.plan import Plan, simulate
 from tensorferry.plan.plan import Action, Decision
-from tensorferry.report import Report
-from tensorferry.report.page import Head, make_page, make_section
 from tensorferry.report.picture import Panel, draw_panels
+from tensorferry.report.summary import ReportData
 from tensorferry.units import format_bytes
 
-if TYPE_CHECKING:
-    from tensorferry.estimates.estimate import Estimate, Outlook, Row
 
-_LEAD = (
-    "One step on each machine: what computes and copies when, and the bytes held. The dotted curve is what the same step would "
-    "hold if everything were kept."
-)
-
-
-def save_page(estimate: "Estimate", path: Path) -> Path:
-    """Write the page and return where it is."""
-    if path.suffix.lower() != ".html":
-        raise BadModel(f"cannot save {str(path)!r}: end it with .html")
-    try:
-        write_whole(path, html_page(estimate))
-    except OSError as error:
-        raise BadModel(f"cannot write {str(path)!r}: {error.strerror}") from error
-    return path
-
-
-def html_page(estimate: "Estimate") -> str:
+def html_page(estimate: EstimateData) -> str:
     """The whole page."""
+    panels = [panel for row in estimate.rows if (panel := _make_panel(row)) is not None]
+    return render(
+        "estimates/estimate.html.j2",
+        head=_make_head(estimate),
+        tables=_make_tables(estimate),
+        picture=draw_panels(panels, "one machine above the other"),
+        notes=[f"{row.machine.name}: {_source(row)}" for row in estimate.rows],
+    )
+
+
+def html_fragment(estimate: EstimateData) -> str:
+    """The verdict and the tables, to stand in a notebook."""
+    notes = [LEGEND, *filter(None, map(timing_text, estimate.rows))]
+    return render("estimates/fragment.html.j2", head=_make_head(estimate), tables=_make_tables(estimate), notes=notes)
+
+
+def _make_head(estimate: EstimateData) -> PageHead:
     num_fitting = sum(row.outlook.fits for row in estimate.rows)
     state = "fits" if num_fitting == len(estimate.rows) else "waiting" if num_fitting else "over"
-    sections = [make_section("machines", "Machines", _table(COLUMNS, [row_texts(row) for row in estimate.rows]))]
+    return PageHead("TensorFerry estimate", _verdict(estimate), headline(estimate), state)
+
+
+def _make_tables(estimate: EstimateData) -> dict[str, Any]:
+    """The machines and, where it was asked for, how far each can go."""
+    largest = None
     if estimate.axis is not None:
-        columns = (f"Largest {estimate.axis}", "plain", f"with {estimate.policy}", "overhead", "plain samples/s", "samples/s")
-        sections.append(
-            make_section("largest", "How far it can go", _table(columns, [limit_texts(row) for row in estimate.rows]))
-        )
-    panels = [panel for row in estimate.rows if (panel := _make_panel(row)) is not None]
-    figure = f'<p class="lead">{_LEAD}</p>{draw_panels(panels, "one machine above the other")}'
-    sections.append(make_section("when", "Timelines", figure))
-    notes = "".join(f"<li>{escape(row.machine.name)}: {escape(_source(row))}</li>" for row in estimate.rows)
-    sections.append(make_section("notes", "Where the machines' figures come from", f'<ul class="notes">{notes}</ul>'))
-    head = Head("TensorFerry estimate", _verdict(estimate), headline(estimate), state)
-    return make_page(head, "".join(sections))
+        largest = {"columns": limit_columns(estimate), "rows": [limit_texts(row) for row in estimate.rows]}
+    machines = {"columns": COLUMNS, "rows": [row_texts(row) for row in estimate.rows]}
+    return {"machines": machines, "largest": largest, "texts": TEXT_COLUMNS, "legend": LEGEND}
 
 
-def _source(row: "Row") -> str:
+def _source(row: Row) -> str:
     return "; ".join(filter(None, (row.machine.source, timing_text(row))))
 
 
-def _verdict(estimate: "Estimate") -> str:
+def _verdict(estimate: EstimateData) -> str:
     plain = sum(row.outlook.fits_plain for row in estimate.rows)
     planned = sum(row.outlook.fits and not row.outlook.fits_plain for row in estimate.rows)
     peak = format_bytes(max(row.outlook.plain_peak_nbytes for row in estimate.rows))
@@ -70,15 +71,7 @@ def _verdict(estimate: "Estimate") -> str:
     return f"{estimate.model}, {peak} plain: {plain} of {len(estimate.rows)} machines hold it plain{more}."
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="wide" tabindex="0"><table class="tight"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def _make_panel(row: "Row") -> Panel | None:
+def _make_panel(row: Row) -> Panel | None:
     """The machine's step, or the largest one where that was asked for; None where nothing fits."""
     outlook, name = row.outlook, row.machine.name
     if row.largest is not None and row.largest.outlook is not None:
@@ -87,11 +80,12 @@ def _make_panel(row: "Row") -> Panel | None:
         return None
     plan = outlook.plan or _keep_all(outlook, row.machine)
     timeline = outlook.timeline or simulate(outlook.trace, plan, row.machine)
-    report = Report(plan=plan, trace=outlook.trace, predicted=timeline, measured=None, budget_nbytes=row.machine.usable_nbytes)
-    return Panel(name, timeline, report)
+    budget_nbytes = row.machine.usable_nbytes
+    data = ReportData(plan=plan, trace=outlook.trace, predicted=timeline, measured=None, budget_nbytes=budget_nbytes)
+    return Panel(name, timeline, data)
 
 
-def _keep_all(outlook: "Outlook", machine: Machine) -> Plan:
+def _keep_all(outlook: Outlook, machine: Machine) -> Plan:
     trace, peak = outlook.trace, outlook.plain_peak_nbytes
     decisions = tuple(Decision(s, Action.KEEP, trace.storages[s].nbytes) for s in trace.movable)
     figures = (machine.usable_nbytes, 0, 0, peak, trace.seconds, 0.0, peak, trace.seconds)

@@ -1,30 +1,28 @@
 """An estimate for a terminal: a row a machine, and below it how far the model can go."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tensorferry.estimates.result import EstimateData, Limit, Outlook, Row
 from tensorferry.plan import Action, Lane
 from tensorferry.report.table import render_parts
 from tensorferry.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from tensorferry.estimates.estimate import Estimate, Limit, Outlook, Row
 
 NUM_COLUMNS = 200  # wide enough for every column; a terminal wraps what it has no room for, and nothing is cut off
 COLUMNS = (
     *("machine", "memory", "plain peak", "fits", "kept", "swapped", "recomputed", "step", "overhead"),
     *("compute", "link", "samples/s", "bottleneck"),
 )
-_TEXT_COLUMNS = {"machine", "fits", "bottleneck"}
+TEXT_COLUMNS = {"machine", "fits", "bottleneck"}
+LEGEND = "memory: what a step can have, without driver, libraries and rounding. overhead: against endless memory."
 NONE = "–"
 
 
-def headline(estimate: "Estimate") -> str:
+def headline(estimate: EstimateData) -> str:
     """What was estimated, in one line."""
     inputs = " and ".join(map(str, estimate.inputs))
     run = "nothing was run" if all(row.timing is None for row in estimate.rows) else "nothing was run but single ops"
@@ -34,12 +32,12 @@ def headline(estimate: "Estimate") -> str:
     )
 
 
-def row_texts(row: "Row") -> tuple[str, ...]:
+def row_texts(row: Row) -> tuple[str, ...]:
     """The cells of a machine's row, in the order of `COLUMNS`."""
     return (row.machine.name, format_bytes(row.machine.usable_nbytes), *outlook_texts(row.outlook))
 
 
-def outlook_texts(outlook: "Outlook") -> tuple[str, ...]:
+def outlook_texts(outlook: Outlook) -> tuple[str, ...]:
     """The cells that tell what becomes of a step."""
     plain_peak = format_bytes(outlook.plain_peak_nbytes)
     if outlook.smallest_nbytes is not None:
@@ -61,7 +59,13 @@ def outlook_texts(outlook: "Outlook") -> tuple[str, ...]:
     )
 
 
-def limit_texts(row: "Row") -> tuple[str, ...]:
+def limit_columns(estimate: EstimateData) -> tuple[str, ...]:
+    """The names of the columns of `limit_texts`."""
+    axis, policy = estimate.axis, estimate.policy
+    return ("machine", f"largest {axis} plain", f"with {policy}", "overhead", "plain samples/s", f"{policy} samples/s")
+
+
+def limit_texts(row: Row) -> tuple[str, ...]:
     """A machine, its largest plain size and its largest with a plan."""
     plain, planned = row.largest_plain, row.largest
     ratio = f" ({planned.size / plain.size:.1f}x)" if plain and planned and plain.size and planned.size else ""
@@ -69,7 +73,7 @@ def limit_texts(row: "Row") -> tuple[str, ...]:
     return (row.machine.name, _limit(plain), _limit(planned) + ratio, cost, _rate(plain), _rate(planned))
 
 
-def timing_text(row: "Row") -> str:
+def timing_text(row: Row) -> str:
     """What a machine's seconds rest on, where ops were timed on it."""
     timing = row.timing
     if timing is None:
@@ -86,29 +90,28 @@ def signed_percent(share: float) -> str:
     return f"{100 * max(0.0, share):+.0f} %"
 
 
-def text_parts(estimate: "Estimate") -> Iterator[RenderableType]:
+def text_parts(estimate: EstimateData) -> Iterator[RenderableType]:
     """What to print, from top to bottom."""
     yield Text(headline(estimate), style="bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right", no_wrap=True)
     for row in estimate.rows:
         table.add_row(*row_texts(row))
     yield table
     if estimate.axis is not None:
         limits = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        policy = estimate.policy
-        for name in (f"largest {estimate.axis}", "plain", f"with {policy}", "overhead", "plain samples/s", f"{policy} samples/s"):
-            limits.add_column(name, justify="left" if name.startswith("largest") else "right", no_wrap=True)
+        for name in limit_columns(estimate):
+            limits.add_column(name, justify="left" if name in TEXT_COLUMNS else "right", no_wrap=True)
         for row in estimate.rows:
             limits.add_row(*limit_texts(row))
         yield limits
     for text in filter(None, map(timing_text, estimate.rows)):
         yield Text(text)
-    yield Text("memory: what a step can have, without driver, libraries and rounding. overhead: against endless memory.")
+    yield Text(LEGEND)
 
 
-def render_text(estimate: "Estimate") -> str:
+def render_text(estimate: EstimateData) -> str:
     """The estimate as plain text of at most `NUM_COLUMNS` columns."""
     return render_parts(text_parts(estimate), NUM_COLUMNS)
 
@@ -117,9 +120,9 @@ def _short(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def _limit(limit: "Limit | None") -> str:
+def _limit(limit: Limit | None) -> str:
     return NONE if limit is None else str(limit.size) if limit.size else "none"
 
 
-def _rate(limit: "Limit | None") -> str:
+def _rate(limit: Limit | None) -> str:
     return NONE if limit is None or limit.outlook is None else _short(limit.outlook.samples_per_second)

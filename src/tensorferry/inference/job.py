@@ -10,6 +10,7 @@ from tensorferry.errors import BadOption
 from tensorferry.inference.progress import show_progress
 from tensorferry.inference.report import EngineReport
 from tensorferry.inference.start import optimize
+from tensorferry.pages import check_ending
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -47,8 +48,8 @@ def run_job(job: Job, console: Console) -> Done:
     """Do it, telling each step to `console`."""
     name = _check_name(job.name or suggest_name(job.model))
     precision = _join_precision(job.precision, job.int8)
-    if job.html is not None and job.html.suffix.lower() != ".html":
-        raise BadOption(f"cannot write the page to {str(job.html)!r}: end it with .html")  # before the search, not behind it
+    if job.html is not None:
+        check_ending(job.html, ".html")  # before the search, not behind it
     with show_progress(console) as tell:
         engine = optimize(
             job.model,

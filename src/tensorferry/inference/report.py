@@ -6,11 +6,10 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from tensorferry.errors import BadOption
-from tensorferry.files import write_whole
 from tensorferry.inference.outcome import Finding, Outcome
 from tensorferry.inference.page import html_page
 from tensorferry.inference.table import render_text, text_parts
+from tensorferry.pages import check_ending, write_page
 
 
 @dataclass(frozen=True)
@@ -27,14 +26,7 @@ class EngineReport:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html) and return where it is."""
-        path = Path(path)
-        if path.suffix.lower() != ".html":
-            raise BadOption(f"cannot save {str(path)!r}: end it with .html")
-        try:
-            write_whole(path, html_page(self.outcome))
-        except OSError as error:
-            raise BadOption(f"cannot write {str(path)!r}: {error.strerror}") from error
-        return path
+        return write_page(check_ending(path, ".html"), html_page(self.outcome))
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""

@@ -5,20 +5,18 @@ microseconds. Spans of one thread must nest or follow each other, so copies that
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorferry.plan.timeline import Lane, Span, Timeline
 from tensorferry.report.lanes import phases, stack
-from tensorferry.report.summary import printable, verdict
+from tensorferry.report.summary import ReportData, verdict
+from tensorferry.text import printable
 from tensorferry.trace.trace import Trace
-
-if TYPE_CHECKING:
-    from tensorferry.report.report import Report
 
 _NUM_THREADS_PER_LANE = 1000
 
 
-def chrome_trace(report: "Report") -> dict[str, Any]:
+def chrome_trace(report: ReportData) -> dict[str, Any]:
     """The trace as plain JSON values."""
     events: list[dict[str, Any]] = []
     for pid, (name, timeline) in enumerate((("predicted", report.predicted), ("measured", report.measured)), start=1):

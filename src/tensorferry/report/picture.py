@@ -1,28 +1,45 @@
 """The timeline picture: for predicted and for measured three lanes and the resident bytes, all on one time axis.
 
-Every lane is an SVG stretched over the full width (`preserveAspectRatio="none"`), so zooming is a change of its `viewBox`;
-text stays outside of it, in HTML placed by percentages. The picture is whole without script; script adds zoom and tooltips.
+Every lane is an SVG stretched over the full width, so zooming is a change of its `viewBox`; text stays outside of it, in HTML
+placed by percentages. The picture is whole without script; script adds zoom and tooltips. Here is what is drawn, and where;
+`templates/timeline.html.j2` draws it.
 """
 
+import math
+from collections import defaultdict
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING
 
-from tensorferry.plan.timeline import Lane, Timeline, Work
-from tensorferry.report.lanes import merge, stack, thin_out
-from tensorferry.report.marks import LOOKS, draw_marks, looks, swatch
-from tensorferry.report.scale import CURVE_HEIGHT, LANE_HEIGHT, WIDTH, Scale
-from tensorferry.report.summary import percent, plain_peak_nbytes
+from tensorferry.plan.timeline import Lane, Span, Timeline, Work
+from tensorferry.report.charts import round_step
+from tensorferry.report.lanes import Mark, merge, phases, stack, thin_out
+from tensorferry.report.summary import ReportData, plain_peak_nbytes
+from tensorferry.text import clip, percent
 from tensorferry.trace.trace import Trace
 from tensorferry.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from tensorferry.report.report import Report
-
+WIDTH = 100_000  # units across
+LANE_HEIGHT = 100
+CURVE_HEIGHT = 1000
+NUM_PIXELS = 1200  # a lane's width on a usual screen: what is narrower than one of them is merged
+# every look, in the order of the legend and of a column of merged work, and what the legend says
+LOOKS = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "op": "op",
+    "recompute": "recompute",
+    "stall": "stall: compute waits",
+    "out": "copy out",
+    "in": "copy in",
+}
+# stalls and recomputes differ from ops in height too, not in colour alone
+_TOP = {"recompute": 20, "stall": 62}
+_LEAST_SHARE = 0.08  # of a merged mark's time: less of a kind of work would be a speck
+_NAME_CHARS = 60
+_WIDE_PIXELS = 2
 _HEADROOM = 1.1  # of the highest line, so that its text has room above
 _CLOSE = 0.14  # two lines nearer than this share of the height have no room for text between them
-_NO_TIMELINE = "There is no timeline yet: no step was planned. Run a step, then report again."
-_NO_PANEL = {
+_NOTHING = {
     "Predicted": "Nothing was predicted: no step was planned yet.",
     "Measured": "Nothing was measured: no planned step has finished yet.",
 }
@@ -30,109 +47,250 @@ _NO_PANEL = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One timeline of a picture."""
+    """One timeline of a picture, to be drawn."""
 
     name: str
     timeline: Timeline | None
-    report: "Report"  # its budget, trace and plan
+    report: ReportData  # its budget, trace and plan
 
 
-def picture(report: "Report") -> str:
-    """The figure of predicted and measured, or a sentence where there is nothing to draw."""
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """From seconds and bytes to places in the drawing."""
+
+    seconds: float  # at the right edge
+    nbytes: float  # at the top edge
+    num_pixels: int = NUM_PIXELS
+
+    @property
+    def pixel_seconds(self) -> float:
+        """How long a pixel is."""
+        return self.seconds / self.num_pixels
+
+    def x(self, at: float) -> int:
+        """Units from the left."""
+        return min(WIDTH, max(0, round(WIDTH * at / self.seconds)))
+
+    def y(self, nbytes: float) -> int:
+        """Units from the top of the curve."""
+        return round(CURVE_HEIGHT * (1 - nbytes / self.nbytes))
+
+    def top(self, nbytes: float) -> str:
+        """The same as a CSS length."""
+        return f"{100 * (1 - nbytes / self.nbytes):.4g}%"
+
+    def time_ticks(self) -> list[tuple[str, str]]:
+        """CSS length from the left and text of about eight round moments."""
+        step = round_step(self.seconds / 8)
+        factor, unit = (1.0, "s") if self.seconds >= 1 else (1e3, "ms") if self.seconds >= 1e-3 else (1e6, "µs")
+        num_decimals = max(0, -math.floor(math.log10(step * factor) + 1e-9))
+        moments = [i * step for i in range(int(self.seconds / step + 1e-9) + 1)]
+        return [(f"{100 * at / self.seconds:.4g}%", f"{at * factor:.{num_decimals}f} {unit}") for at in moments]
+
+    def byte_ticks(self) -> list[tuple[str, str]]:
+        """CSS length from the top and text of three to six round sizes."""
+        step = 2 ** max(0, math.ceil(math.log2(self.nbytes / 5)))
+        return [(self.top(size), format_bytes(size) if size else "0") for size in range(0, int(self.nbytes) + 1, step)]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle of a lane."""
+
+    look: str
+    x: int
+    width: int
+    top: int = 0
+    bottom: int = LANE_HEIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnMark:
+    """A span as one rectangle; merged spans as a column that each kind of work fills by its share of the time."""
+
+    tip: str
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLane:
+    """A lane, in rows where its spans overlap."""
+
+    name: str
+    key: str
+    label: str
+    rows: list[list[DrawnMark]]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCurve:
+    """The bytes held over time."""
+
+    label: str
+    held: str  # a path; empty: not known
+    unkept: str  # a path: what would be held if everything were kept
+    steps: str  # the points that script reads
+    ticks: list[tuple[str, str]]
+    levels: list[tuple[str, str, str]]  # look, place, text
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPanel:
+    """A timeline's lanes and its curve; without them `nothing` says why."""
+
+    name: str
+    nothing: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+    lanes: tuple[DrawnLane, ...] = ()
+    curve: DrawnCurve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Several timelines on one time axis."""
+
+    order: str  # in words, which they are
+    seconds: float
+    ticks: list[tuple[str, str]]
+    legend: list[tuple[Box, str]]
+    has_unkept: bool
+    panels: list[DrawnPanel]
+    width: int = WIDTH
+    lane_height: int = LANE_HEIGHT
+    curve_height: int = CURVE_HEIGHT
+
+
+def draw_report(report: ReportData, num_pixels: int = NUM_PIXELS) -> Picture | None:
+    """Predicted above measured; None where there is neither."""
     panels = [Panel("Predicted", report.predicted, report), Panel("Measured", report.measured, report)]
-    return draw_panels(panels, "predicted above measured")
+    return draw_panels(panels, "predicted above measured", num_pixels)
 
 
-def draw_panels(panels: list[Panel], order: str) -> str:
-    """A figure of several timelines on one time axis; `order` says in words which they are."""
+def draw_panels(panels: list[Panel], order: str, num_pixels: int = NUM_PIXELS) -> Picture | None:
+    """Several timelines, those of one report with one axis of bytes; None where there is none."""
     drawn = [(panel.timeline, panel.report) for panel in panels if panel.timeline is not None]
     if not drawn:
-        return f'<p class="empty">{_NO_TIMELINE}</p>'
-    heights = [max(report.budget_nbytes, plain_peak_nbytes(report) or 0, _peak_nbytes(timeline)) for timeline, report in drawn]
-    scale = Scale(max(_last_moment(timeline) for timeline, _ in drawn) or 1.0, _HEADROOM * max(1, *heights))
-    body = "".join(_panel(panel.name, panel.timeline, panel.report, scale) for panel in panels)
-    return (
-        f'<figure class="picture" id="picture" data-seconds="{scale.seconds:.9g}" data-width="{WIDTH}" tabindex="0" role="group" '
-        f'aria-label="Timeline: compute, copies and resident bytes, {escape(order)}, on one time axis">'
-        f'<div class="toolbar">{_legend(drawn)}'
-        '<div class="zoom" role="toolbar" aria-label="Zoom" hidden>'
-        '<button type="button" data-zoom="out" aria-label="Zoom out">−</button>'
-        '<button type="button" data-zoom="in" aria-label="Zoom in">+</button>'
-        '<button type="button" data-zoom="reset">Reset</button></div></div>'
-        f"{body}"
-        '<figcaption class="hint" hidden>Ctrl + wheel or + and − zoom, drag or arrow keys move, 0 resets.</figcaption></figure>'
+        return None
+    seconds = max(_last_moment(timeline) for timeline, _ in drawn) or 1.0
+
+    def make_axes(report: ReportData) -> Axes:
+        peaks = [_peak_nbytes(timeline) for timeline, other in drawn if other is report]
+        highest = max(1, report.budget_nbytes, plain_peak_nbytes(report) or 0, *peaks)
+        return Axes(seconds, _HEADROOM * highest, num_pixels)
+
+    used = {look for timeline, report in drawn for look in _find_looks(timeline, report.trace).values()}
+    return Picture(
+        order=order,
+        seconds=seconds,
+        ticks=Axes(seconds, 1.0).time_ticks(),
+        legend=[(Box(look, 0, 14, _TOP.get(look, 0)), text) for look, text in LOOKS.items() if look in used],
+        has_unkept=any(_plain_held(timeline, report.trace) for timeline, report in drawn),
+        panels=[_draw_panel(panel, make_axes(panel.report)) for panel in panels],
     )
 
 
-def _legend(drawn: list[tuple[Timeline, "Report"]]) -> str:
-    used = {look for timeline, report in drawn for look in looks(timeline, report.trace).values()}
-    items = "".join(f"<li>{swatch(look)}{text}</li>" for look, text in LOOKS.items() if look in used)
-    if any(_plain_held(timeline, report.trace) for timeline, report in drawn):
-        items += '<li><i class="dotted" aria-hidden="true"></i>resident if everything were kept</li>'
-    return f'<ul class="legend">{items}</ul>'
-
-
-def _panel(name: str, timeline: Timeline | None, report: "Report", scale: Scale) -> str:
-    name = escape(name)
+def _draw_panel(panel: Panel, axes: Axes) -> DrawnPanel:
+    timeline, trace = panel.timeline, panel.report.trace
     if timeline is None:
-        why = _NO_PANEL[name]
-        return f'<section class="panel" aria-label="{name}"><h3>{name}</h3><p class="empty">{why}</p></section>'
-    look_of = looks(timeline, report.trace)
-    lanes = "".join(_lane(lane, timeline, look_of, report.trace, scale) for lane in Lane)
+        return DrawnPanel(panel.name, nothing=_NOTHING[panel.name])
     facts = [
-        f"step <b>{format_seconds(timeline.step_seconds)}</b>",
-        f"peak <b>{format_bytes(_peak_nbytes(timeline))}</b>",
-        f"stall <b>{format_seconds(timeline.stall_seconds)}</b>",
+        ("step", format_seconds(timeline.step_seconds)),
+        ("peak", format_bytes(_peak_nbytes(timeline))),
+        ("stall", format_seconds(timeline.stall_seconds)),
     ]
     if timeline.step_seconds > 0:
-        facts += [
-            f"{lane} busy <b>{percent(timeline.busy_seconds(lane) / timeline.step_seconds)}</b>" for lane in (Lane.OUT, Lane.IN)
-        ]
-    head = " · ".join(f"<span>{fact}</span>" for fact in facts)
-    ticks = "".join(f'<i style="left:{left}"><span>{text}</span></i>' for left, text in scale.time_ticks())
-    return (
-        f'<section class="panel" aria-label="{name}"><h3>{name} <small>{head}</small></h3>'
-        f'<div class="tracks"><div class="ticks" aria-hidden="true">{ticks}</div>'
-        f'{lanes}{_curve(name, timeline, report, scale)}<div class="cursor" hidden></div></div></section>'
-    )
+        copies = (Lane.OUT, Lane.IN)
+        facts += [(f"{lane} busy", percent(timeline.busy_seconds(lane) / timeline.step_seconds)) for lane in copies]
+    looks = _find_looks(timeline, trace)
+    lanes = tuple(_draw_lane(lane, timeline, looks, trace, axes) for lane in Lane)
+    return DrawnPanel(panel.name, "", tuple(facts), lanes, _draw_curve(panel.name, timeline, panel.report, axes))
 
 
-def _lane(lane: Lane, timeline: Timeline, look_of: dict[int, str], trace: Trace | None, scale: Scale) -> str:
+def _find_looks(timeline: Timeline, trace: Trace | None) -> dict[int, str]:
+    """The look of every span, by its position in `timeline.spans`."""
+    phase_of = phases(timeline, trace)
+    return {
+        i: str(phase_of.get(i, span.work)) if span.work is not Work.COPY else "out" if span.lane is Lane.OUT else "in"
+        for i, span in enumerate(timeline.spans)
+    }
+
+
+def _draw_lane(lane: Lane, timeline: Timeline, looks: dict[int, str], trace: Trace | None, axes: Axes) -> DrawnLane:
     rows = stack(timeline, lane)
-    num_rows = max(1, len(rows))
-    groups = []
-    for position, row in enumerate(rows):
-        # overlapping rows share the lane's height, and its share of the page's size
-        marks = merge(timeline.spans, row, scale.pixel_seconds * num_rows)
-        drawn = draw_marks(marks, timeline, look_of, trace, scale)
-        place = (
-            f' transform="translate(0 {position * LANE_HEIGHT / num_rows:g}) scale(1 {1 / num_rows:g})"' if num_rows > 1 else ""
-        )
-        groups.append(f"<g{place}>{drawn}</g>")
     label = f"{lane}: {sum(len(row) for row in rows)} spans, busy {format_seconds(timeline.busy_seconds(lane))}"
-    return (
-        f'<div class="track {lane.name.lower()}"><span class="lane">{lane}</span><div class="plot">'
-        f'{_svg(LANE_HEIGHT, label, "".join(groups))}<div class="names" aria-hidden="true"></div></div></div>'
-    )
+    # overlapping rows share the lane's height, and its share of the page's size
+    marks = [merge(timeline.spans, row, axes.pixel_seconds * max(1, len(rows))) for row in rows]
+    return DrawnLane(str(lane), lane.name.lower(), label, [_draw_row(row, timeline, looks, trace, axes) for row in marks])
 
 
-def _curve(name: str, timeline: Timeline, report: "Report", scale: Scale) -> str:
-    points = thin_out(timeline.resident, scale.pixel_seconds)
-    content = ""
-    if points:
-        line = "".join(f"H{scale.x(at)}V{scale.y(nbytes)}" for at, nbytes in points)
-        content = f'<path class="held" d="M0 {CURVE_HEIGHT}{line}H{scale.x(_last_moment(timeline))}V{CURVE_HEIGHT}"/>'
-    if plain := thin_out(_plain_held(timeline, report.trace), scale.pixel_seconds):
-        line = "".join(f"H{scale.x(at)}V{scale.y(nbytes)}" for at, nbytes in plain)
-        content += f'<path class="unkept" d="M0 {scale.y(plain[0][1])}{line}H{scale.x(timeline.step_seconds)}"/>'
-    budget = format_bytes(report.budget_nbytes)
-    label = f"resident bytes, {name.lower()}: at most {format_bytes(_peak_nbytes(timeline))}, budget {budget}"
-    ticks = "".join(f'<span style="top:{top}">{text}</span>' for top, text in scale.byte_ticks())
-    steps = " ".join(f"{scale.x(at)},{nbytes}" for at, nbytes in points)
-    return (
-        f'<div class="track resident"><span class="lane">resident</span><div class="scale" aria-hidden="true">{ticks}</div>'
-        f'<div class="plot" data-name="{name.lower()}" data-steps="{steps}">'
-        f"{_svg(CURVE_HEIGHT, label, content)}{_levels(report, scale)}</div></div>"
+def _draw_row(marks: list[Mark], timeline: Timeline, looks: dict[int, str], trace: Trace | None, axes: Axes) -> list[DrawnMark]:
+    """A row of marks, in two shades by turns so that neighbours can be told apart."""
+    drawn = []
+    shaded = wide_shaded = False
+    for mark in marks:
+        # wide marks alternate among themselves: between two of them there is often one that nobody can see
+        if mark.end - mark.start > _WIDE_PIXELS * axes.pixel_seconds:
+            shaded = wide_shaded = not wide_shaded
+        else:
+            shaded = not shaded
+        tip = _tooltip([timeline.spans[i] for i in mark.spans], trace)
+        drawn.append(DrawnMark(tip, _draw_boxes(mark, timeline, looks, axes, " shade" if shaded else "")))
+    return drawn
+
+
+def _draw_boxes(mark: Mark, timeline: Timeline, looks: dict[int, str], axes: Axes, shade: str) -> tuple[Box, ...]:
+    x = axes.x(mark.start)
+    width = max(1, axes.x(mark.end) - x)
+    worked: dict[str, float] = defaultdict(float)
+    for i in mark.spans:
+        worked[looks[i]] += timeline.spans[i].seconds
+    least = _LEAST_SHARE * sum(worked.values())
+    parts = [(look, worked[look]) for look in LOOKS if look in worked and worked[look] >= least]
+    if len(parts) == 1:
+        look = parts[0][0]
+        return (Box(look + shade, x, width, _TOP.get(look, 0) if len(mark.spans) == 1 else 0),)
+    total = sum(seconds for _, seconds in parts) or 1.0
+    boxes, top = [], 0.0
+    for look, seconds in parts:
+        bottom = top + LANE_HEIGHT * seconds / total
+        boxes.append(Box(look + shade, x, width, round(top), round(bottom)))
+        top = bottom
+    return tuple(boxes)
+
+
+def _tooltip(spans: list[Span], trace: Trace | None) -> str:
+    longest = max(spans, key=lambda span: span.seconds)
+    nbytes = sum(span.nbytes for span in spans)
+    kind = str(longest.lane if longest.work is Work.COPY else longest.work)
+    name = clip(longest.name, _NAME_CHARS)
+    if not name or longest.work is not Work.OP:
+        name = f"{kind}: {name}" if name else kind
+    lines = [name if len(spans) == 1 else f"{len(spans)} spans, longest {name}"]
+    if len(spans) == 1 and trace is not None and longest.storage is not None and 0 <= longest.storage < len(trace.storages):
+        label = clip(trace.storages[longest.storage].label, _NAME_CHARS)
+        if label and label not in name:
+            lines.append(label)
+    facts = format_seconds(sum(span.seconds for span in spans))
+    lines.append(f"{facts}, {format_bytes(nbytes)}" if nbytes else facts)
+    return "\n".join(lines)
+
+
+def _draw_curve(name: str, timeline: Timeline, report: ReportData, axes: Axes) -> DrawnCurve:
+    def draw_steps(points: list[tuple[float, int]]) -> str:
+        return "".join(f"H{axes.x(at)}V{axes.y(nbytes)}" for at, nbytes in points)
+
+    points = thin_out(timeline.resident, axes.pixel_seconds)
+    plain = thin_out(_plain_held(timeline, report.trace), axes.pixel_seconds)
+    held = f"M0 {CURVE_HEIGHT}{draw_steps(points)}H{axes.x(_last_moment(timeline))}V{CURVE_HEIGHT}" if points else ""
+    unkept = f"M0 {axes.y(plain[0][1])}{draw_steps(plain)}H{axes.x(timeline.step_seconds)}" if plain else ""
+    peak, budget = format_bytes(_peak_nbytes(timeline)), format_bytes(report.budget_nbytes)
+    return DrawnCurve(
+        label=f"resident bytes, {name.lower()}: at most {peak}, budget {budget}",
+        held=held,
+        unkept=unkept,
+        steps=" ".join(f"{axes.x(at)},{nbytes}" for at, nbytes in points),
+        ticks=axes.byte_ticks(),
+        levels=_draw_levels(report, axes),
     )
 
 
@@ -144,7 +302,7 @@ def _plain_held(timeline: Timeline, trace: Trace | None) -> tuple[tuple[float, i
     return tuple((start, int(nbytes)) for start, nbytes in zip(starts, trace.plain_resident, strict=True))
 
 
-def _levels(report: "Report", scale: Scale) -> str:
+def _draw_levels(report: ReportData, axes: Axes) -> list[tuple[str, str, str]]:
     """The lines of the budget and of the plain peak, their text kept apart."""
     budget, plain = report.budget_nbytes, plain_peak_nbytes(report)
     levels = [("budget", budget, f"budget {format_bytes(budget)}")]
@@ -153,15 +311,9 @@ def _levels(report: "Report", scale: Scale) -> str:
         levels.sort(key=lambda level: level[1])
     lines = []
     for position, (name, nbytes, text) in enumerate(levels):
-        close = position == 0 and levels[-1][1] - nbytes < _CLOSE * scale.nbytes and len(levels) > 1
-        look = f"level {name} below" if close else f"level {name}"
-        lines.append(f'<div class="{look}" style="top:{scale.top(nbytes)}"><span>{text}</span></div>')
-    return "".join(lines)
-
-
-def _svg(height: int, label: str, content: str) -> str:
-    start = f'<svg viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
-    return f"{start}{content}</svg>"
+        close = position == 0 and levels[-1][1] - nbytes < _CLOSE * axes.nbytes and len(levels) > 1
+        lines.append((f"{name} below" if close else name, axes.top(nbytes), text))
+    return lines
 
 
 def _peak_nbytes(timeline: Timeline) -> int:

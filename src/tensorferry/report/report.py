@@ -1,33 +1,23 @@
-"""The report: planned beside measured, to print or to save as a page or as a trace file."""
+"""The report: planned beside measured, to print, to show in a notebook, or to save as a page or as a trace file."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from tensorferry.files import write_whole
+from tensorferry.pages import check_ending, write_file, write_page
 from tensorferry.plan.plan import Plan
-from tensorferry.plan.timeline import Timeline
+from tensorferry.plan.timeline import Lane, Span, Timeline, Work
 from tensorferry.report.chrome import chrome_trace
-from tensorferry.report.page import html_page
+from tensorferry.report.page import html_fragment, html_page
+from tensorferry.report.summary import Counters, ReportData
 from tensorferry.report.table import render_text, text_parts
 from tensorferry.trace.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What one measured step did with the bytes it saved for backward."""
-
-    kept_nbytes: int = 0
-    swapped_nbytes: int = 0
-    recomputed_nbytes: int = 0
-    num_late: int = 0  # copies that compute had to wait for
-    stall_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Report:
+class Report(ReportData):
     """What was planned and what was measured. Print it, or save the picture.
 
     >>> report = Report(plan=None, trace=None, predicted=None, measured=None, budget_nbytes=2**30)
@@ -35,33 +25,61 @@ class Report:
     No step was planned yet; the budget is 1 GiB.
     """
 
-    plan: Plan | None  # None: no step was planned yet
-    trace: Trace | None
-    predicted: Timeline | None
-    measured: Timeline | None  # the median planned step as it ran
-    budget_nbytes: int
-    measured_peak_nbytes: int = 0  # the highest over all steps
-    num_steps: int = 0
-    num_plans: int = 0
-    tier: str = ""
-    moved: Counters = Counters()
-    notes: tuple[str, ...] = ()
-
     def __str__(self) -> str:
         return render_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from text_parts(self)
 
+    def _repr_html_(self) -> str:
+        return html_fragment(self)
+
     def save(self, path: str | Path) -> Path:
         """Write the report and return where it is: a page (.html), or a trace for Perfetto or chrome://tracing (.json)."""
-        path = Path(path)
-        match path.suffix.lower():
-            case ".html":
-                text = html_page(self)
-            case ".json":
-                text = json.dumps(chrome_trace(self), separators=(",", ":"))
-            case _:
-                raise ValueError(f"cannot save {str(path)!r}: end it with .html for the page or with .json for a Perfetto trace")
-        write_whole(path, text)
-        return path
+        path = check_ending(path, ".html", ".json")
+        if path.suffix.lower() == ".json":
+            return write_file(path, json.dumps(chrome_trace(self), separators=(",", ":")))
+        return write_page(path, html_page(self))
+
+
+def report_to_json(report: Report) -> dict[str, Any]:
+    """The report as plain data, so that a page can be drawn long after the run."""
+    return {
+        "plan": report.plan.to_json() if report.plan else None,
+        "trace": report.trace.to_json() if report.trace else None,
+        "predicted": _timeline_to_json(report.predicted),
+        "measured": _timeline_to_json(report.measured),
+        "budget_nbytes": report.budget_nbytes,
+        "measured_peak_nbytes": report.measured_peak_nbytes,
+        "num_steps": report.num_steps,
+        "num_plans": report.num_plans,
+        "tier": report.tier,
+        "moved": asdict(report.moved),
+        "notes": list(report.notes),
+    }
+
+
+def report_from_json(data: dict[str, Any]) -> Report:
+    """The report that was stored; raises `KeyError`, `TypeError` or `ValueError` where the data is damaged."""
+    return Report(
+        **data
+        | {
+            "plan": Plan.from_json(data["plan"]) if data["plan"] else None,
+            "trace": Trace.from_json(data["trace"]) if data["trace"] else None,
+            "predicted": _timeline_from_json(data["predicted"]),
+            "measured": _timeline_from_json(data["measured"]),
+            "moved": Counters(**data["moved"]),
+            "notes": tuple(data["notes"]),
+        }
+    )
+
+
+def _timeline_to_json(timeline: Timeline | None) -> dict[str, Any] | None:
+    return None if timeline is None else asdict(timeline)
+
+
+def _timeline_from_json(data: dict[str, Any] | None) -> Timeline | None:
+    if data is None:
+        return None
+    spans = tuple(Span(**span | {"lane": Lane(span["lane"]), "work": Work(span["work"])}) for span in data["spans"])
+    return Timeline(**data | {"spans": spans, "resident": tuple((at, nbytes) for at, nbytes in data["resident"])})

@@ -1,19 +1,46 @@
-"""The report in figures and sentences, shared by the table and the page."""
+"""What a report holds, in figures and sentences, shared by the table and the pages."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tensorferry.plan.plan import Action
+from tensorferry.plan.plan import Action, Plan
+from tensorferry.plan.timeline import Timeline
+from tensorferry.text import clip, percent, printable
+from tensorferry.trace.trace import Trace
 from tensorferry.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from tensorferry.report.report import Report
 
 NONE = "–"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Counters:
+    """What one measured step did with the bytes it saved for backward."""
+
+    kept_nbytes: int = 0
+    swapped_nbytes: int = 0
+    recomputed_nbytes: int = 0
+    num_late: int = 0  # copies that compute had to wait for
+    stall_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What was planned and what was measured, for whoever shows it."""
+
+    plan: Plan | None  # None: no step was planned yet
+    trace: Trace | None
+    predicted: Timeline | None
+    measured: Timeline | None  # the median planned step as it ran
+    budget_nbytes: int
+    measured_peak_nbytes: int = 0  # the highest over all steps
+    num_steps: int = 0
+    num_plans: int = 0
+    tier: str = ""
+    moved: Counters = Counters()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
     """One line of planned beside measured, formatted; `NONE` where there is no value."""
 
     name: str
@@ -22,40 +49,21 @@ class Figure:
     measured: str = NONE
 
 
-def printable(text: str) -> str:
-    """Text without anything that a terminal or a browser could take for more than text: op names are arbitrary."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text).strip()
-
-
-def clip(text: str, num_chars: int) -> str:
-    """Printable text of at most that many characters; the middle is left out, as both ends of an op's path tell it apart."""
-    text = printable(text)
-    if len(text) <= num_chars:
-        return text
-    tail = (num_chars - 1) // 2
-    return f"{text[: num_chars - 1 - tail]}…{text[-tail:]}"
-
-
-def percent(share: float) -> str:
-    """A share of one for people."""
-    return f"{100 * share:.0f} %"
-
-
-def plain_peak_nbytes(report: "Report") -> int | None:
+def plain_peak_nbytes(report: ReportData) -> int | None:
     """The most a step holds when every storage is kept; None: not known yet."""
     if report.plan is not None:
         return report.plan.plain_peak_nbytes
     return report.trace.plain_peak_nbytes if report.trace is not None else None
 
 
-def plain_seconds(report: "Report") -> float | None:
+def plain_seconds(report: ReportData) -> float | None:
     """How long a step takes when every storage is kept; None: not known yet."""
     if report.plan is not None:
         return report.plan.plain_seconds
     return report.trace.seconds if report.trace is not None else None
 
 
-def extra_time(report: "Report", seconds: float) -> str:
+def extra_time(report: ReportData, seconds: float) -> str:
     """How much longer than plain that is, as "+4 %"; empty where plain is not known."""
     plain = plain_seconds(report)
     if not plain:
@@ -64,12 +72,12 @@ def extra_time(report: "Report", seconds: float) -> str:
     return f"{'−' if round(100 * more) < 0 else '+'}{percent(abs(more))}"
 
 
-def is_over_budget(report: "Report") -> bool:
+def is_over_budget(report: ReportData) -> bool:
     """Whether any measured step held more than the budget."""
     return report.measured_peak_nbytes > report.budget_nbytes
 
 
-def verdict(report: "Report") -> str:
+def verdict(report: ReportData) -> str:
     """One sentence: does it fit, and what does it cost?"""
     budget = format_bytes(report.budget_nbytes)
     peak = report.measured_peak_nbytes
@@ -89,30 +97,30 @@ def _at(cost: str) -> str:
     return f", at {cost} time" if cost else ""
 
 
-def figures(report: "Report") -> tuple[Figure, ...]:
+def figures(report: ReportData) -> tuple[SummaryRow, ...]:
     """Plain, planned and measured side by side."""
     plan, measured, moved = report.plan, report.measured, report.moved
     plain_peak, plain_step = plain_peak_nbytes(report), plain_seconds(report)
     ran = report.num_steps > 0 or measured is not None
 
-    def moved_bytes(name: str, action: Action, nbytes: int) -> Figure:
+    def moved_bytes(name: str, action: Action, nbytes: int) -> SummaryRow:
         planned = format_bytes(plan.nbytes(action)) if plan is not None else NONE
-        return Figure(name, planned=planned, measured=format_bytes(nbytes) if ran else NONE)
+        return SummaryRow(name, planned=planned, measured=format_bytes(nbytes) if ran else NONE)
 
     return (
-        Figure(
+        SummaryRow(
             "peak",
             plain=format_bytes(plain_peak) if plain_peak is not None else NONE,
             planned=format_bytes(plan.peak_nbytes) if plan is not None else NONE,
             measured=format_bytes(report.measured_peak_nbytes) if report.measured_peak_nbytes else NONE,
         ),
-        Figure(
+        SummaryRow(
             "step",
             plain=format_seconds(plain_step) if plain_step is not None else NONE,
             planned=format_seconds(plan.step_seconds) if plan is not None else NONE,
             measured=format_seconds(measured.step_seconds) if measured is not None else NONE,
         ),
-        Figure(
+        SummaryRow(
             "stall",
             planned=format_seconds(plan.stall_seconds) if plan is not None else NONE,
             measured=format_seconds(moved.stall_seconds) if ran else NONE,
@@ -120,11 +128,11 @@ def figures(report: "Report") -> tuple[Figure, ...]:
         moved_bytes("kept", Action.KEEP, moved.kept_nbytes),
         moved_bytes("swapped", Action.SWAP, moved.swapped_nbytes),
         moved_bytes("recomputed", Action.RECOMPUTE, moved.recomputed_nbytes),
-        Figure("late copies", measured=str(moved.num_late) if ran else NONE),
+        SummaryRow("late copies", measured=str(moved.num_late) if ran else NONE),
     )
 
 
-def floor_sentence(report: "Report") -> str:
+def floor_sentence(report: ReportData) -> str:
     """What sets the smallest budget; empty where no plan says so."""
     plan, trace = report.plan, report.trace
     if plan is None:
@@ -140,7 +148,12 @@ def floor_sentence(report: "Report") -> str:
     return f"{head} {clip(op.name, 80)} ({op.phase}): {holds} of inputs and outputs{workspace}."
 
 
-def circumstances(report: "Report") -> str:
+def all_notes(report: ReportData) -> list[str]:
+    """The notes, and before them what sets the smallest budget."""
+    return [note for note in (floor_sentence(report), *map(printable, report.notes)) if note]
+
+
+def circumstances(report: ReportData) -> str:
     """Where and how often: steps, plans, machine, tier."""
     parts = [_counted(report.num_steps, "step"), _counted(report.num_plans, "plan")]
     if report.plan is not None:

@@ -2,23 +2,20 @@
 
 import io
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tensorferry.report.summary import circumstances, figures, floor_sentence, is_over_budget, printable, verdict
+from tensorferry.report.summary import ReportData, circumstances, figures, floor_sentence, is_over_budget, verdict
+from tensorferry.text import printable
 from tensorferry.units import format_bytes
-
-if TYPE_CHECKING:
-    from tensorferry.report.report import Report
 
 NUM_COLUMNS = 100
 
 
-def text_parts(report: "Report") -> Iterator[RenderableType]:
+def text_parts(report: ReportData) -> Iterator[RenderableType]:
     """What to print, from top to bottom."""
     yield Text(verdict(report), style="bold red" if is_over_budget(report) else "bold")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -39,7 +36,7 @@ def text_parts(report: "Report") -> Iterator[RenderableType]:
         yield grid
 
 
-def render_text(report: "Report") -> str:
+def render_text(report: ReportData) -> str:
     """The report as plain text of at most `NUM_COLUMNS` columns."""
     return render_parts(text_parts(report), NUM_COLUMNS)
 

@@ -1,11 +1,11 @@
 """The status page and the figures that it draws."""
 
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import orjson
 
+from tensorferry.pages import render
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.describe import describe_model
 from tensorferry.serve.model import Model
@@ -14,7 +14,7 @@ from tensorferry.serve.model import Model
 @cache
 def read_page() -> bytes:
     """The page: one file that needs no other."""
-    return files("tensorferry.serve").joinpath("page.html").read_bytes()
+    return render("serve/status.html.j2").encode()
 
 
 def make_status(plane: DataPlane) -> bytes:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tensorferry.errors import BadRun
 from tensorferry.files import write_whole
+from tensorferry.pages import check_ending, write_page
 from tensorferry.report import Report
+from tensorferry.report.report import report_from_json, report_to_json
 from tensorferry.report.run_page import RunView, html_run_page
-from tensorferry.report.stored import report_from_json, report_to_json
 from tensorferry.train.checkpoints import RunState, Unusable, list_checkpoints, read_state
 from tensorferry.train.config import BACKEND_VARIABLE, Config
 from tensorferry.train.folder import Run
@@ -27,13 +28,9 @@ def store_illustration(run: Run, png: bytes) -> None:
     _write(run.illustration, png)
 
 
-def write_page(run: Run, path: Path | None = None) -> Path:
+def draw_run(run: Run, path: Path | None = None) -> Path:
     """Draw a run as it is now and return where its page is: `report.html` in its folder, unless `path` says otherwise."""
-    path = path or run.page
-    if path.suffix.lower() != ".html":
-        raise BadRun(f"cannot write the report to {str(path)!r}: end it with .html")
-    _write(path, html_run_page(make_view(run)))
-    return path
+    return write_page(check_ending(path or run.page, ".html"), html_run_page(make_view(run)))
 
 
 def make_view(run: Run) -> RunView:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorferry.engines.memory_cap import is_out_of_memory
 from tensorferry.engines.precision import check_name
-from tensorferry.errors import BadRun, RunFailed
+from tensorferry.errors import BadOption, BadRun, RunFailed
 from tensorferry.messages import first_line
 from tensorferry.recipes.loading import make_recipe
 from tensorferry.train.batches import draw_seed
@@ -17,7 +17,7 @@ from tensorferry.train.checkpoints import RunState, find_newest
 from tensorferry.train.config import Config, same_backend
 from tensorferry.train.folder import Run, hold, open_new, recover
 from tensorferry.train.loop import Session, run_steps, save
-from tensorferry.train.page import store_illustration, store_memory, write_page
+from tensorferry.train.page import draw_run, store_illustration, store_memory
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.trained import find_source, load_recipe, load_weights
@@ -124,8 +124,8 @@ def _run(session: Session, state: RunState) -> int:
         session.progress.end(_finish(session, state))
     except RunFailed:
         if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
-            with suppress(BadRun):  # what made the run fail is the error to tell
-                session.progress.say(f"report: {write_page(session.run)}")
+            with suppress(BadOption, BadRun):  # what made the run fail is the error to tell
+                session.progress.say(f"report: {draw_run(session.run)}")
         raise
     finally:
         session.progress.leave()
@@ -158,8 +158,8 @@ def _draw(session: Session, png: bytes | None) -> Path | None:
             store_memory(run, memory)
         if png is not None:
             store_illustration(run, png)
-        return write_page(run)
-    except BadRun as error:
+        return draw_run(run)
+    except (BadOption, BadRun) as error:
         session.progress.say(f"{error}. The run is saved and whole; draw its page later with: ferry report {run.folder}")
         return None
 

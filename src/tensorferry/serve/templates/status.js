@@ -1,88 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src blob: data:">
-<title>TensorFerry</title>
-<style>
-:root {
-  --ground: #f6f7f9; --card: #fff; --ink: #1b2430; --soft: #5d6b7c; --line: #dde2e9;
-  --rate: #1f6feb; --p50: #12805c; --p95: #b4540a; --good: #12805c; --bad: #c0322b; --busy: #9a6700;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ground: #101419; --card: #181e26; --ink: #e6ebf1; --soft: #94a2b3; --line: #2a333f;
-    --rate: #58a6ff; --p50: #3fb68b; --p95: #e8933f; --good: #3fb68b; --bad: #f2726b; --busy: #d9a520;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1180px; padding: 24px 20px 60px; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-header { display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: baseline; margin-bottom: 18px; }
-h1 { margin: 0; font-size: 24px; letter-spacing: -0.01em; }
-h2 { margin: 0; font-size: 17px; overflow-wrap: anywhere; }
-h3 { margin: 0 0 6px; font-size: 13px; font-weight: 600; color: var(--soft); }
-.soft { color: var(--soft); }
-.pill { padding: 1px 9px; border-radius: 99px; border: 1px solid currentColor; font-size: 12px; font-weight: 600; white-space: nowrap; }
-.READY, .yes { color: var(--good); } .UNAVAILABLE, .no { color: var(--bad); } .LOADING, .UNLOADING { color: var(--busy); }
-#models { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); gap: 16px; }
-.card { padding: 16px; border: 1px solid var(--line); border-radius: 10px; background: var(--card); min-width: 0; }
-.card > .top { display: flex; gap: 8px; align-items: center; justify-content: space-between; }
-.tensors { margin: 6px 0 10px; font: 12px/1.5 ui-monospace, monospace; color: var(--soft); overflow-wrap: anywhere; }
-.reason { margin: 8px 0 0; font-size: 13px; overflow-wrap: anywhere; }
-.figures { display: grid; grid-template-columns: repeat(4, 1fr); gap: 8px; margin-top: 10px; }
-.figures b { display: block; font-size: 16px; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.figures span { font-size: 12px; color: var(--soft); }
-svg { display: block; width: 100%; height: 56px; margin-bottom: 8px; border-bottom: 1px solid var(--line); overflow: visible; }
-path { fill: none; stroke-width: 1.6; vector-effect: non-scaling-stroke; stroke-linejoin: round; }
-.rate { stroke: var(--rate); } .p50 { stroke: var(--p50); } .p95 { stroke: var(--p95); }
-.of-rate { color: var(--rate); } .of-p50 { color: var(--p50); } .of-p95 { color: var(--p95); }
-form { display: grid; gap: 12px; }
-#try { margin-top: 24px; }
-label { display: grid; gap: 4px; font-size: 13px; color: var(--soft); }
-select, textarea, input, button { font: inherit; color: var(--ink); background: var(--ground); border: 1px solid var(--line);
-  border-radius: 7px; padding: 7px 10px; min-width: 0; }
-textarea { min-height: 74px; font: 13px/1.5 ui-monospace, monospace; resize: vertical; }
-button { justify-self: start; background: var(--rate); border-color: var(--rate); color: var(--card); font-weight: 600; cursor: pointer; }
-button:disabled { opacity: 0.5; cursor: default; }
-:focus-visible { outline: 2px solid var(--rate); outline-offset: 2px; }
-.drop { display: grid; place-items: center; gap: 6px; padding: 14px; min-height: 120px; border: 2px dashed var(--line); border-radius: 9px;
-  text-align: center; cursor: pointer; }
-.drop.over { border-color: var(--rate); }
-.drop img { max-width: 160px; max-height: 120px; border-radius: 6px; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; }
-pre { margin: 0; padding: 12px; max-height: 360px; overflow: auto; border-radius: 8px; background: var(--ground); font: 13px/1.5 ui-monospace, monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; }
-td { padding: 3px 8px 3px 0; vertical-align: middle; } td:last-child { width: 55%; }
-.bar { height: 9px; border-radius: 3px; background: var(--rate); min-width: 1px; }
-[hidden] { display: none !important; }
-</style>
-</head>
-<body>
-<header>
-  <h1>TensorFerry</h1>
-  <span id="ready" class="pill">…</span>
-  <span id="server" class="soft"></span>
-</header>
-<form id="locked" class="card" hidden>
-  <label>This server wants an API key<input id="api-key" type="password" autocomplete="off"></label>
-  <button>Unlock</button>
-</form>
-<main id="models" aria-live="off"></main>
-<p id="none" class="soft" hidden>No model is here yet. Put a folder such as <code>mine/1/model.onnx</code> into the repository.</p>
-<section id="try" class="card" hidden>
-  <form id="form">
-    <h2>Try a model</h2>
-    <label>Model<select id="model"></select></label>
-    <div id="inputs" class="pair"></div>
-    <button id="send">Send</button>
-  </form>
-  <div id="answer" aria-live="polite"></div>
-</section>
-<script>
 "use strict";
 const SECONDS = 120;
 const byId = (id) => document.getElementById(id);
@@ -117,19 +32,23 @@ function makeCard(key) {
   view.reason = card.appendChild(make("p", "reason"));
   view.live = card.appendChild(make("div"));
   view.paths = {};
+  view.tops = {}; // what the top of each chart stands for
   for (const [title, kinds] of [["Requests a second", ["rate"]], ["Latency, median and 95 %", ["p50", "p95"]]]) {
-    view.live.appendChild(make("h3", "", title));
+    const heading = view.live.appendChild(make("h3", "", title));
+    view.tops[kinds[0]] = heading.appendChild(make("span"));
     const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     svg.setAttribute("viewBox", `0 0 ${SECONDS} 100`);
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", title);
+    svg.setAttribute("aria-label", `${title}, over the last two minutes`);
     for (const kind of kinds) {
       view.paths[kind] = svg.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "path"));
       view.paths[kind].setAttribute("class", kind);
     }
     view.live.appendChild(svg);
   }
+  const ago = view.live.appendChild(make("div", "ago soft"));
+  ago.append(make("span", "", "2 min ago"), make("span", "", "now"));
   const figures = view.live.appendChild(make("div", "figures"));
   view.figures = {};
   for (const [name, words] of [["rate", "a second"], ["p50", "median"], ["p95", "95 %"], ["waiting", "waiting"]]) {
@@ -180,10 +99,13 @@ function formatSeconds(seconds) {
   return seconds < 1 ? `${(seconds * 1000).toPrecision(seconds < 0.1 ? 2 : 3)} ms` : `${seconds.toPrecision(3)} s`;
 }
 
+const formatRate = (rate) => rate.toFixed(rate < 10 ? 1 : 0);
+
 function draw(view) {
   const now = performance.now() / 1000;
   for (const kinds of [["rate"], ["p50", "p95"]]) {
     const top = Math.max(1e-9, ...view.samples.flatMap((sample) => kinds.map((kind) => sample[kind] ?? 0)));
+    view.tops[kinds[0]].textContent = top > 1e-9 ? `up to ${kinds[0] === "rate" ? formatRate(top) : formatSeconds(top)}` : "";
     for (const kind of kinds) {
       const points = view.samples
         .filter((sample) => sample[kind] !== null)
@@ -192,7 +114,7 @@ function draw(view) {
     }
   }
   const sample = view.samples.at(-1);
-  view.figures.rate.textContent = sample ? sample.rate.toFixed(sample.rate < 10 ? 1 : 0) : "–";
+  view.figures.rate.textContent = sample ? formatRate(sample.rate) : "–";
   view.figures.p50.textContent = formatSeconds(sample?.p50);
   view.figures.p95.textContent = formatSeconds(sample?.p95);
 }
@@ -200,8 +122,9 @@ function draw(view) {
 const describe = (tensor) => `${tensor.name} ${tensor.datatype} [${tensor.shape.join(", ")}]`;
 
 function show(status) {
-  byId("ready").textContent = status.server.ready ? "ready" : "loading";
-  byId("ready").className = `pill ${status.server.ready ? "yes" : "LOADING"}`;
+  const numReady = status.index.filter((line) => line.state === "READY").length;
+  byId("ready").textContent = `${numReady} of ${status.index.length} models ready`;
+  byId("head").className = status.server.ready ? "fits" : "waiting";
   byId("server").textContent = `${status.server.version} · ${status.under_way} requests under way`;
   byId("none").hidden = status.index.length > 0;
   const served = new Map(status.models.map((model) => [`${model.name}/${model.version}`, model]));
@@ -240,8 +163,8 @@ async function refresh() {
     show(await ask("/status"));
     byId("locked").hidden = true;
   } catch (error) {
-    byId("ready").textContent = "no answer";
-    byId("ready").className = "pill no";
+    byId("ready").textContent = "No answer";
+    byId("head").className = "over";
     byId("server").textContent = error.message;
   }
   setTimeout(refresh, 1000);
@@ -438,6 +361,3 @@ byId("locked").addEventListener("submit", (event) => {
   sessionStorage.setItem("ferry-key", apiKey);
 });
 refresh();
-</script>
-</body>
-</html>

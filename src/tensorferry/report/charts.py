@@ -1,15 +1,13 @@
 """Curves over the steps of a run: each chart an SVG stretched over its width, with its text beside it in HTML.
 
-A long run has more steps than a chart has pixels, so a curve keeps the lowest and the highest point of every few steps.
+A long run has more steps than a chart has pixels, so a curve keeps the lowest and the highest point of every few steps. Here is
+what is drawn, and where; `templates/charts.html.j2` draws it.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TypeAlias
-
-from tensorferry.report.scale import round_step
 
 Points: TypeAlias = Sequence[tuple[float, float]]  # step, value
 
@@ -49,11 +47,36 @@ class Chart:
     in_bytes: bool = False  # ticks at powers of two instead of ten
 
 
-def draw_chart(chart: Chart, num_steps: int) -> str:
-    """The chart as HTML."""
-    values = [value for curve in chart.curves for _, value in curve.points] + [level.value for level in chart.levels]
-    if not values:
-        return f'<figure class="chart"><figcaption>{escape(chart.title)}</figcaption><p class="empty">Nothing yet.</p></figure>'
+@dataclass(frozen=True, slots=True)
+class DrawnLine:
+    """A curve in the units of the drawing."""
+
+    name: str
+    look: str
+    path: str
+    dots: str  # a path; empty: without dots
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnChart:
+    """A chart in the units of the drawing; places are CSS lengths from the top."""
+
+    title: str
+    num_steps: int
+    label: str = ""
+    lines: tuple[DrawnLine, ...] = ()  # none: there is nothing to draw yet
+    ticks: tuple[tuple[str, str], ...] = ()  # place, text
+    levels: tuple[tuple[str, str], ...] = ()
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def draw_chart(chart: Chart, num_steps: int) -> DrawnChart:
+    """The chart, ready for its template."""
+    curves = [curve for curve in chart.curves if curve.points]
+    if not curves:
+        return DrawnChart(chart.title, num_steps)
+    values = [value for curve in curves for _, value in curve.points] + [level.value for level in chart.levels]
     low, high = (0.0 if chart.from_zero else min(values)), max(values)
     spread = (high - low) or abs(high) or 1.0
     low, high = (low if chart.from_zero else low - _ROOM * spread), high + _ROOM * spread
@@ -61,21 +84,16 @@ def draw_chart(chart: Chart, num_steps: int) -> str:
     def top(value: float) -> float:
         return 1 - (value - low) / (high - low)
 
-    lines = "".join(_draw_curve(curve, num_steps, top) for curve in chart.curves if curve.points)
-    ticks = "".join(
-        f'<span style="top:{100 * top(value):.4g}%">{escape(chart.format_value(value))}</span>'
-        for value in find_ticks(low, high, chart.in_bytes)
-    )
-    levels = "".join(
-        f'<div class="level" style="top:{100 * top(level.value):.4g}%"><span>{escape(level.name)}</span></div>'
-        for level in chart.levels
-    )
-    label = f"{chart.title}: " + ", ".join(_describe(curve, chart.format_value) for curve in chart.curves if curve.points)
-    return (
-        f'<figure class="chart"><figcaption>{escape(chart.title)}{_legend(chart)}</figcaption>'
-        f'<div class="values" aria-hidden="true">{ticks}</div><div class="area">'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">{lines}</svg>'
-        f'{levels}</div><div class="steps" aria-hidden="true"><span>step 1</span><span>{num_steps:,}</span></div></figure>'
+    def place(value: float) -> str:
+        return f"{100 * top(value):.4g}%"
+
+    return DrawnChart(
+        chart.title,
+        num_steps,
+        label=f"{chart.title}: " + ", ".join(_describe(curve, chart.format_value) for curve in curves),
+        lines=tuple(_draw_line(curve, num_steps, top) for curve in curves),
+        ticks=tuple((place(value), chart.format_value(value)) for value in find_ticks(low, high, chart.in_bytes)),
+        levels=tuple((place(level.value), level.name) for level in chart.levels),
     )
 
 
@@ -119,20 +137,19 @@ def find_ticks(low: float, high: float, in_bytes: bool = False) -> list[float]:
     return [round(i * step, 12) for i in range(first, int(high // step) + 1)]
 
 
-def _draw_curve(curve: Curve, num_steps: int, top: Callable[[float], float]) -> str:
+def round_step(least: float) -> float:
+    """The smallest of ..., 0.1, 0.2, 0.5, 1, 2, 5, 10, ... that is not less."""
+    power: float = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def _draw_line(curve: Curve, num_steps: int, top: Callable[[float], float]) -> DrawnLine:
     across = max(1, num_steps - 1)
     places = [(WIDTH * (step - 1) / across, HEIGHT * top(value)) for step, value in thin_out(curve.points)]
-    line = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    drawn = f'<path class="curve {curve.look}" d="M{line}"/>'
-    if curve.look == "marked" or len(places) == 1:
-        # a line of no length with round ends is a dot that stretching does not distort
-        drawn += f'<path class="dots" d="{"".join(f"M{x:.1f} {y:.1f}h0" for x, y in places)}"/>'
-    return drawn
-
-
-def _legend(chart: Chart) -> str:
-    names = [(curve.look, curve.name) for curve in chart.curves if curve.name and curve.points]
-    return "".join(f'<small><i class="line {look}" aria-hidden="true"></i>{escape(name)}</small>' for look, name in names)
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+    # a line of no length with round ends is a dot that stretching does not distort
+    has_dots = curve.look == "marked" or len(places) == 1
+    return DrawnLine(curve.name, curve.look, path, "".join(f"M{x:.1f} {y:.1f}h0" for x, y in places) if has_dots else "")
 
 
 def _describe(curve: Curve, format_value: Callable[[float], str]) -> str:

@@ -1,11 +1,12 @@
 // Zoom, move and look: the picture is whole without this. Zooming changes every lane's viewBox; text is placed anew.
 (() => {
   "use strict";
-  const picture = document.getElementById("picture");
-  const tip = document.getElementById("tip");
+  const picture = document.querySelector(".picture");
   if (!picture) return;
+  const tip = picture.querySelector(".tip");
   const MARK = "svg > g > *";
-  const MOST_ZOOM = 400, NAME_PIXELS = 72;
+  const MOST_ZOOM = 400, NAME_PIXELS = 72, TICK_PIXELS = 64;
+  const LEAST_LETTERS = 10; // of a name that is cut: fewer tell nothing
   const WIDTH = Number(picture.dataset.width);
   const total = Number(picture.dataset.seconds);
   const lanes = [...picture.querySelectorAll(".track .plot")].map((plot) => ({
@@ -39,7 +40,7 @@
   const peek = (element) => element.tip || element.querySelector("title")?.textContent || "";
 
   const drawTicks = () => {
-    const least = (to - from) * total * 110 / Math.max(200, lanes[0].plot.clientWidth);
+    const least = (to - from) * total * TICK_PIXELS / Math.max(200, lanes[0].plot.clientWidth);
     const power = 10 ** Math.floor(Math.log10(least));
     const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= least * (1 - 1e-9));
     for (const ticks of picture.querySelectorAll(".ticks")) {
@@ -65,6 +66,7 @@
       const short = (cut) => (cut ? `…${full.slice(cut)}` : full); // a path's end tells more than its start
       let cut = 0;
       while (cut < full.length && pen.measureText(short(cut)).width > end - start - 14) cut += 1;
+      if (cut && full.length - cut < LEAST_LETTERS) continue;
       name.textContent = short(cut);
       name.style.left = `${start}px`;
       name.style.width = `${end - start}px`;
