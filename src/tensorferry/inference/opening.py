@@ -175,7 +175,7 @@ def _open_file(path: Path, given: Given, scratch: Path) -> Source:
         case ".pt2":
             from tensorferry.inference.sources.torch import read_program
 
-            return read_program(path, count_cores())
+            return read_program(path, given.trust, count_cores())
         case ".pt" | ".pth" | ".ts":
             return _open_script(path, given)
         case ".keras":

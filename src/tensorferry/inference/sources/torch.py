@@ -20,6 +20,7 @@ import torch
 from tensorferry.errors import BadModel
 from tensorferry.inference.source import Arrays, Route, Source, first_line, quiet_exporters
 from tensorferry.inference.sources.onnx import convert, save_openvino
+from tensorferry.serve.runtimes.exported_program import load_program, vet_program
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.torch import TorchRuntime
@@ -64,15 +65,15 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
     return _make_source(title, runtime, routes, keep)
 
 
-def read_program(path: Path, num_threads: int) -> Source:
-    """The source of a `.pt2` file, which holds no code."""
-    runtime = load_runtime("pytorch", LoadOptions(path, num_threads))
+def read_program(path: Path, trust: bool, num_threads: int) -> Source:
+    """The source of a `.pt2` file; one that holds more than tensors and their graph needs trust."""
+    runtime = load_runtime("pytorch", LoadOptions(path, num_threads, trust=trust))
     assert runtime.signature is not None
     # a second time: the first one gives the answers to compare with
-    program = _once(lambda: torch.export.load(path))
+    program = _once(lambda: load_program(path, trust))
 
     def keep(folder: Path) -> Path:
-        (folder / "model.pt2").write_bytes(path.read_bytes())
+        (folder / "model.pt2").write_bytes(path.read_bytes() if trust else vet_program(path))
         return folder / "model.pt2"
 
     routes = _routes_of_program(program, runtime.signature)
