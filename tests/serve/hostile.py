@@ -16,5 +16,5 @@ class Touch:
 
 
 def touching(mark: Path) -> str:
-    """An expression of Python that makes a file."""
-    return f"__import__('os').mknod({str(mark)!r})"
+    """An expression of Python that makes a file; without single quotes, which generated code puts around names."""
+    return f'__import__("os").mknod("{mark}")'

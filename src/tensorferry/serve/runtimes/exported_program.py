@@ -62,7 +62,7 @@ def _copy_members(file: BinaryIO, copy: zipfile.ZipFile) -> None:
             elif _PICKLED.fullmatch(name):
                 data = _copy_pickle(name, data)
             elif _TABLE.fullmatch(name):
-                tables[os.path.dirname(name)] = _vet_table(name, data)
+                tables[name.rpartition("/")[0]] = _vet_table(name, data)
             elif name == "models/model.json":
                 data = vet_graph(_check_size(name, data))
             elif _MARK.fullmatch(name):
@@ -80,6 +80,8 @@ def _list_members(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
         infos = source.infolist()
     if len(infos) > _MAX_MEMBERS:
         raise Untrusted(f"{len(infos):,} members")
+    if "serialized_exported_program.json" in source.namelist():
+        raise Untrusted("pickles, as torch wrote them up to 2.7,")
     roots = {info.filename.partition("/")[0] for info in infos}
     members = {info.filename.partition("/")[2]: info for info in infos}
     if len(roots) != 1 or len(members) != len(infos) or "models/model.json" not in members:
@@ -128,7 +130,7 @@ def _vet_table(name: str, data: bytes) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(_check_size(name, data))["config"]
     vet_words(table)
     for entry in table.values():
-        if entry["use_pickle"] or not _RAW.fullmatch(f"{os.path.dirname(name)}/{entry['path_name']}"):
+        if entry["use_pickle"] or not _RAW.fullmatch(f"{name.rpartition('/')[0]}/{entry['path_name']}"):
             raise Untrusted(f"the pickle {entry['path_name']} ({name})")
     return table
 

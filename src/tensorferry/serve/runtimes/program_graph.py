@@ -15,13 +15,18 @@ import torch
 
 from tensorferry.serve.runtimes.trust import Untrusted
 
+
+def _split(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
 _WORD = re.compile(r"[\w.+-]{0,1024}")  # nothing that could end a name or a string in source code, or call
 _MAX_EXPRESSION = 10_000  # characters
-_FUNCTIONS = frozenset(
+_FUNCTIONS = _split(
     "Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt "
     "Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator LShift Le LessThan Lt Max Min Mod ModularIndexing Mul Ne "
     "Not Or Pow PowByNatural PythonMod RShift Rational RoundDecimal RoundToInt StrictGreaterThan StrictLessThan ToFloat "
-    "TruncToFloat TruncToInt Unequality Where ceiling floor sqrt".split()
+    "TruncToFloat TruncToInt Unequality Where ceiling floor sqrt"
 )
 _MATH = frozenset(("ceil", "floor", "isnan", "sqrt", "trunc"))
 _MEASURES = frozenset(("size", "stride", "storage_offset"))  # of an input, in guards
@@ -38,9 +43,9 @@ _PLAIN_TARGETS = frozenset(
 )
 _OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)")
 # what texts that ops of aten take may be about; a file's name, or something to print, is not among it
-_TEXT_ARGUMENTS = frozenset(
+_TEXT_ARGUMENTS = _split(
     "UPLO activation approximate assert_msg driver equation indexing interpolation mode norm ord p pad_mode padding padding_side "
-    "reduce rounding_mode side".split()
+    "reduce rounding_mode side"
 )
 
 

@@ -11,4 +11,6 @@ class Untrusted(Exception):
 
 def refuse(path: Path, found: object) -> BadModel:
     """The error for a file that needs trust."""
-    return BadModel(f"{path.name} holds {found}, and a file with that can run code or reach other files; if you trust it, use --trust")
+    return BadModel(
+        f"{path.name} holds {found}, and a file with that can run code or reach other files; if you trust it, use --trust"
+    )
