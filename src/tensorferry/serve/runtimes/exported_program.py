@@ -68,7 +68,7 @@ def _copy_members(file: BinaryIO, copy: zipfile.ZipFile) -> None:
             elif _MARK.fullmatch(name):
                 check_word(data.decode().strip())
             else:
-                raise Untrusted(f"{name[:80]!r}, which is no part of a plain exported program,")
+                raise Untrusted(f"{name[:80]!r}, which is no part of a plain exported program")
             copy.writestr(f"archive/{name}", data)
     for folder, table in tables.items():
         _check_sizes(folder, table, sizes)
@@ -81,7 +81,7 @@ def _list_members(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
     if len(infos) > _MAX_MEMBERS:
         raise Untrusted(f"{len(infos):,} members")
     if "serialized_exported_program.json" in source.namelist():
-        raise Untrusted("pickles, as torch wrote them up to 2.7,")
+        raise Untrusted("pickles, as torch wrote them up to 2.7")
     roots = {info.filename.partition("/")[0] for info in infos}
     members = {info.filename.partition("/")[2]: info for info in infos}
     if len(roots) != 1 or len(members) != len(infos) or "models/model.json" not in members:

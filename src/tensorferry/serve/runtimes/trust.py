@@ -12,5 +12,5 @@ class Untrusted(Exception):
 def refuse(path: Path, found: object) -> BadModel:
     """The error for a file that needs trust."""
     return BadModel(
-        f"{path.name} holds {found}, and a file with that can run code or reach other files; if you trust it, use --trust"
+        f"{path.name} holds {found}: it could run code, or read or write other files; add --trust to load it all the same"
     )
