@@ -61,7 +61,7 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
         "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, rows, signature, folder)
     )
     routes = (*_routes_of_program(program, signature), traced)
-    keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
+    keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder), trust=True)
     return _make_source(title, runtime, routes, keep)
 
 
@@ -77,7 +77,7 @@ def read_program(path: Path, trust: bool, num_threads: int) -> Source:
         return folder / "model.pt2"
 
     routes = _routes_of_program(program, runtime.signature)
-    kept = Route("the .pt2 file itself", "pytorch", keep)
+    kept = Route("the .pt2 file itself", "pytorch", keep, trust)
     return _make_source(path.name, runtime, routes, kept)
 
 
@@ -183,7 +183,7 @@ def _keep_script(write: Callable[[str], object]) -> Route:
         write(str(folder / "model.pt"))
         return folder / "model.pt"
 
-    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep)
+    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep, trust=True)
 
 
 def _convert_traced(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], signature: Signature, folder: Path) -> Path:
