@@ -34,10 +34,10 @@ _STATEFUL_STARTS = (
 )
 _DATASETS = ("Dataset", "Iterator")  # pipelines that read from anywhere, in the names of ops
 # arguments that name a file, an address or a Python function
-_REACHING = frozenset(
-    ("address", "chunk_file", "debug_ops_spec", "debug_urls", "filename", "filenames", "memory_region_name", "new_vocab_file")
-    + ("old_vocab_file", "path", "shard_dir", "token")
-)
+_REACHING = {
+    *("address", "chunk_file", "debug_ops_spec", "debug_urls", "filename", "filenames", "memory_region_name", "new_vocab_file"),
+    *("old_vocab_file", "path", "shard_dir", "token"),
+}
 _REACHING_OPS = frozenset(("MatchingFiles",))
 _PARTS = ("variables", "assets")  # of the folder, beside the graph
 
