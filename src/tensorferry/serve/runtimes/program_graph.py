@@ -184,8 +184,8 @@ def _vet_tree(node: Any) -> Any:
             for key in keys or ():
                 check_word(str(key))
             return {"type": kind, "context": json.dumps(keys), "children_spec": [_vet_tree(child) for child in children]}
-    kind = node.get("type") if isinstance(node, dict) else node
-    raise Untrusted(f"a container of the type {str(kind)[:80]!r}")
+    found = node.get("type") if isinstance(node, dict) else node
+    raise Untrusted(f"a container of the type {str(found)[:80]!r}")
 
 
 _RULES: dict[str, Callable[[str], str]] = {
