@@ -32,6 +32,7 @@ class Candidate:
     parameters: Mapping[str, str] = field(default_factory=dict)
     variant: str = ""  # where a backend and precision has several files
     accelerator: str = ""  # "cuda" or "tensorrt"; empty: the CPU
+    trust: bool = False  # load it even if it may carry code
 
     @property
     def title(self) -> str:
@@ -53,7 +54,7 @@ class Candidate:
             self.path,
             self.num_threads,
             device="gpu" if self.accelerator else "cpu",
-            trust=self.path.suffix == ".pt",  # TorchScript comes so far only if the user trusts it
+            trust=self.trust,
             parameters=self.parameters,
             input_names=tuple(tensor.name for tensor in signature.inputs),
             output_names=tuple(tensor.name for tensor in signature.outputs),

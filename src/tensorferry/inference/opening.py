@@ -163,7 +163,7 @@ def _open_file(path: Path, given: Given, scratch: Path) -> Source:
     if path.is_dir():
         from tensorferry.inference.sources.tensorflow import read_saved_model
 
-        return read_saved_model(path, count_cores())
+        return read_saved_model(path, given.trust, count_cores())
     match path.suffix.lower():
         case ".onnx":
             from tensorferry.inference.sources.onnx import read_onnx
@@ -176,7 +176,7 @@ def _open_file(path: Path, given: Given, scratch: Path) -> Source:
         case ".pt2":
             from tensorferry.inference.sources.torch import read_program
 
-            return read_program(path, count_cores())
+            return read_program(path, given.trust, count_cores())
         case ".pt" | ".pth" | ".ts":
             return _open_script(path, given)
         case ".keras":

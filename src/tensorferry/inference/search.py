@@ -196,7 +196,7 @@ def _keep_original(source: Source, exam: Exam, folder: Folder, why: str, deadlin
             path = source.keep.write(folder.new())
     except Exception as error:
         raise BadModel(f"cannot be saved: {root_cause(error)}") from error
-    candidate = make_candidate(source.keep.backend, "fp32", path, count_cores())
+    candidate = replace(make_candidate(source.keep.backend, "fp32", path, count_cores()), trust=source.keep.trust)
     match, reason = judge_candidate(candidate, exam, 1.0)
     if reason:
         raise BadModel(f"once it is saved: {reason}")

@@ -27,6 +27,7 @@ class Route:
     title: str  # for people, as "torch.export, then ONNX"
     backend: str  # of the server's table
     write: Callable[[Path], Path]  # into an empty folder; returns the file; raises whatever its exporter raises
+    trust: bool = False  # the file may carry code, and whoever gave the model trusts it
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
-from tensorferry.serve.runtimes.table import BACKENDS
+from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 from tensorferry.serve.spec import datatype_name, datatype_number
 
 CONFIG_NAME = "config.pbtxt"
+_SENDABLE = OWN_PARAMETERS.union(*(backend.parameters for backend in BACKENDS.values()))
 _UNSUPPORTED = {
     "sequence_batching": "sequence batching",
     "batch_input": "ragged batches (batch_input); use the parameter 'padding' instead",
@@ -39,6 +40,11 @@ def parse_config(text: str, name: str) -> Any:
         json_format.Parse(text, config)
     except json_format.ParseError as error:
         raise BadModel(f"cannot read the configuration sent for model '{name}': {error}") from None
+    unknown = sorted(config.parameters.keys() - _SENDABLE)
+    if unknown:
+        raise BadModel(
+            f"a request may not set the parameter {', '.join(map(repr, unknown))}; put it into {CONFIG_NAME} of model '{name}'"
+        )
     return _accept(config, name)
 
 

@@ -4,6 +4,7 @@ RequestFault
 ├── InvalidRequest   the request contradicts itself, the model or a limit
 ├── TooLarge         more bytes than the server takes
 ├── Denied           no key, or a wrong one
+├── Forbidden        sent by a page of another site
 ├── NotFound         no such model, version, region or address
 ├── Conflict         the name is taken
 ├── Unavailable      not now: loading, full, too late, shutting down
@@ -28,6 +29,10 @@ class TooLarge(RequestFault):
 
 class Denied(RequestFault):
     """No key, or a wrong one."""
+
+
+class Forbidden(RequestFault):
+    """Sent by a page of another site."""
 
 
 class NotFound(RequestFault):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorferry.errors import BadModel
 from tensorferry.inference.source import Source
 from tensorferry.inference.sources.tensorflow import keep_saved_model, routes_of_saved_model
-from tensorferry.serve.runtimes.keras import KerasRuntime
+from tensorferry.serve.runtimes.keras import KerasRuntime, read_model
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
@@ -37,10 +37,10 @@ def read_keras(model: Any, scratch: Path, names: tuple[str, ...] = ()) -> Source
 
 
 def read_keras_file(path: Path, trust: bool, num_threads: int, scratch: Path) -> Source:
-    """The source of a `.keras` file; a Lambda layer, which is code, needs trust."""
+    """The source of a `.keras` file; layers that carry code need trust."""
     runtime = load_runtime("keras", LoadOptions(path, num_threads, trust=trust))
     assert isinstance(runtime, KerasRuntime)
-    return _make_source(path.name, runtime, lambda: keras.saving.load_model(path, compile=False, safe_mode=not trust), scratch)
+    return _make_source(path.name, runtime, lambda: read_model(path, trust), scratch)
 
 
 def _make_source(title: str, runtime: KerasRuntime, make_copy: Any, scratch: Path) -> Source:
@@ -51,7 +51,9 @@ def _make_source(title: str, runtime: KerasRuntime, make_copy: Any, scratch: Pat
     def find() -> Path:
         return save(make_copy(), signature, scratch)
 
-    return Source(title, "keras", signature, runtime, routes_of_saved_model(find, signature), keep_saved_model(find))
+    # what is written here of a model that was let in may carry what that one may
+    routes = routes_of_saved_model(find, signature, trust=True)
+    return Source(title, "keras", signature, runtime, routes, keep_saved_model(find, trust=True))
 
 
 def save(model: Any, signature: Signature, folder: Path) -> Path:

@@ -9,37 +9,38 @@ import tensorflow as tf
 from tensorferry.inference.source import Route, Source
 from tensorferry.inference.sources.onnx import convert, rename_tensors
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
+from tensorferry.serve.runtimes.saved_model import load_saved_model
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.tensors import DTYPES
 
 _OPSET = 18  # the newest that tf2onnx writes
 
 
-def read_saved_model(path: Path, num_threads: int) -> Source:
-    """The source of a SavedModel's folder."""
-    runtime = load_runtime("tensorflow", LoadOptions(path, num_threads))
+def read_saved_model(path: Path, trust: bool, num_threads: int) -> Source:
+    """The source of a SavedModel's folder; ops that do more than compute need trust."""
+    runtime = load_runtime("tensorflow", LoadOptions(path, num_threads, trust=trust))
     assert runtime.signature is not None
-    routes = routes_of_saved_model(lambda: path, runtime.signature)
-    return Source(path.name, "tensorflow", runtime.signature, runtime, routes, keep_saved_model(lambda: path))
+    routes = routes_of_saved_model(lambda: path, runtime.signature, trust)
+    return Source(path.name, "tensorflow", runtime.signature, runtime, routes, keep_saved_model(lambda: path, trust))
 
 
-def keep_saved_model(find: Any) -> Route:
+def keep_saved_model(find: Any, trust: bool) -> Route:
     """The way to a copy of a SavedModel; `find` tells where it is."""
 
     def copy(folder: Path) -> Path:
         return Path(shutil.copytree(find(), folder / "model.savedmodel"))
 
-    return Route("the SavedModel itself", "tensorflow", copy)
+    return Route("the SavedModel itself", "tensorflow", copy, trust)
 
 
-def routes_of_saved_model(find: Any, signature: Signature) -> tuple[Route, ...]:
+def routes_of_saved_model(find: Any, signature: Signature, trust: bool) -> tuple[Route, ...]:
     """The ways from a SavedModel, whose place `find` tells, to engines."""
 
     def to_onnx(folder: Path) -> Path:
         import onnx
         import tf2onnx
 
-        loaded = tf.saved_model.load(str(find()))  # kept alive while the function is used
+        loaded = load_saved_model(find(), trust)  # kept alive while the function is used
         names = [tensor.name for tensor in signature.inputs]
         specs = [
             tf.TensorSpec([None if size == -1 else size for size in tensor.shape], DTYPES[tensor.datatype], name=tensor.name)

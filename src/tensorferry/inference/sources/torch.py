@@ -20,6 +20,7 @@ import torch
 from tensorferry.errors import BadModel
 from tensorferry.inference.source import Arrays, Route, Source, quiet_exporters, root_cause
 from tensorferry.inference.sources.onnx import convert, save_openvino
+from tensorferry.serve.runtimes.exported_program import load_program, vet_program
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.torch import TorchRuntime
@@ -60,23 +61,23 @@ def read_module(module: torch.nn.Module, example: Arrays, title: str = "") -> So
         "OpenVINO from TorchScript's tracer", "openvino", lambda folder: _convert_traced(exported, rows, signature, folder)
     )
     routes = (*_routes_of_program(program, signature), traced)
-    keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder))
+    keep = Route("torch.export", "pytorch", lambda folder: _save_program(program(), folder), trust=True)
     return _make_source(title, runtime, routes, keep)
 
 
-def read_program(path: Path, num_threads: int) -> Source:
-    """The source of a `.pt2` file, which holds no code."""
-    runtime = load_runtime("pytorch", LoadOptions(path, num_threads))
+def read_program(path: Path, trust: bool, num_threads: int) -> Source:
+    """The source of a `.pt2` file; one that holds more than tensors and their graph needs trust."""
+    runtime = load_runtime("pytorch", LoadOptions(path, num_threads, trust=trust))
     assert runtime.signature is not None
     # a second time: the first one gives the answers to compare with
-    program = _once(lambda: torch.export.load(path))
+    program = _once(lambda: load_program(path, trust))
 
     def keep(folder: Path) -> Path:
-        (folder / "model.pt2").write_bytes(path.read_bytes())
+        (folder / "model.pt2").write_bytes(path.read_bytes() if trust else vet_program(path))
         return folder / "model.pt2"
 
     routes = _routes_of_program(program, runtime.signature)
-    kept = Route("the .pt2 file itself", "pytorch", keep)
+    kept = Route("the .pt2 file itself", "pytorch", keep, trust)
     return _make_source(path.name, runtime, routes, kept)
 
 
@@ -182,7 +183,7 @@ def _keep_script(write: Callable[[str], object]) -> Route:
         write(str(folder / "model.pt"))
         return folder / "model.pt"
 
-    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep)
+    return Route("TorchScript itself, for ferry serve --trust", "pytorch", keep, trust=True)
 
 
 def _convert_traced(module: torch.nn.Module, tensors: tuple[torch.Tensor, ...], signature: Signature, folder: Path) -> Path:

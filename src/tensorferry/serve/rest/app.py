@@ -18,6 +18,7 @@ from tensorferry.serve.describe import describe_config, describe_model, describe
 from tensorferry.serve.faults import (
     Conflict,
     Denied,
+    Forbidden,
     InvalidRequest,
     NotFound,
     RequestFault,
@@ -30,6 +31,7 @@ from tensorferry.serve.logs import log_request
 from tensorferry.serve.requests import InferRequest, InferResponse
 from tensorferry.serve.rest.infer import OutputForms, read_json, read_raw_request, read_request, write_response
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest
+from tensorferry.serve.rest.same_origin import check_control, check_origin
 from tensorferry.serve.tracing import TraceContext, read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
@@ -40,6 +42,7 @@ _STATUS: dict[type[FerryError], int] = {
     InvalidRequest: 400,
     BadModel: 400,
     Denied: 401,
+    Forbidden: 403,
     NotFound: 404,
     Conflict: 409,
     TooLarge: 413,
@@ -64,6 +67,8 @@ class RestApp:
         """Answer one request; nothing that a client sends raises out of here."""
         path, _, _ = request.path.partition("?")
         try:
+            if request.method == "POST":
+                check_origin(request)
             if request.method == "POST" and path.endswith("/infer"):
                 self._check_key(request, path)
                 self._infer(request, exchange, path)
@@ -131,6 +136,8 @@ class RestApp:
             content_type, body = page()
             exchange.respond(200, b"content-type: %s\r\ncache-control: no-store\r\n" % content_type, [body])
             return
+        if request.method == "POST":
+            check_control(request)
         reply = self._route(request, path.rstrip("/"))
         if isinstance(reply, tuple):
             _send_json(exchange, *reply)

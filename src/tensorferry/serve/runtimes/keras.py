@@ -1,6 +1,7 @@
-"""Keras 3 files (`.keras`), on whatever back end Keras is set to. Lambda layers carry code and need trust."""
+"""Keras 3 files (`.keras`), on whatever back end Keras is set to. Layers that carry code need trust."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -8,6 +9,7 @@ import numpy as np
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.runtimes.keras_archive import vet_keras
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
@@ -28,11 +30,17 @@ def load(options: LoadOptions) -> "KerasRuntime":
         from tensorferry.serve.runtimes.tensorflow import limit_threads
 
         limit_threads(options.num_threads)
+    return KerasRuntime(read_model(options.path, options.trust), options.path.name)
+
+
+def read_model(path: Path, trust: bool) -> Any:
+    """The model of a `.keras` file; raises BadModel for one that may carry code, unless it is trusted."""
+    if not trust:
+        vet_keras(path)
     try:
-        model = keras.saving.load_model(options.path, compile=False, safe_mode=not options.trust)
+        return keras.saving.load_model(path, compile=False, safe_mode=not trust)
     except Exception as error:  # zip, JSON, HDF5 and layer errors alike
-        raise BadModel(f"Keras cannot load {options.path.name}: {in_one_line(error)}") from None
-    return KerasRuntime(model, options.path.name)
+        raise BadModel(f"Keras cannot load {path.name}: {in_one_line(error)}") from None
 
 
 class KerasRuntime:

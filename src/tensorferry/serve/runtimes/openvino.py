@@ -9,6 +9,7 @@ import openvino as ov
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
+from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
@@ -27,7 +28,6 @@ _DATATYPES = {
     "f64": "FP64",
     "string": "BYTES",
 }
-_OWN = frozenset({"isolation", "padding", "batching"})  # parameters that this server reads itself
 
 
 def load(options: LoadOptions) -> "OpenvinoRuntime":
@@ -40,7 +40,7 @@ class OpenvinoRuntime:
 
     def __init__(self, options: LoadOptions) -> None:
         settings = {"INFERENCE_NUM_THREADS": str(options.num_threads), "NUM_STREAMS": "1"}
-        settings |= {key: value for key, value in options.parameters.items() if key not in _OWN}
+        settings |= _read_properties(options)
         device = "CPU" if options.device == "cpu" else f"GPU.{options.device_id}"
         try:
             self.compiled = open_core().compile_model(str(options.path), device, settings)
@@ -88,6 +88,16 @@ def open_core() -> ov.Core:
     that stack is unmapped but still in use: the next SIGTERM or Ctrl-C would end the process with a segmentation fault.
     """
     return ov.Core()
+
+
+def _read_properties(options: LoadOptions) -> dict[str, str]:
+    found = {key: value for key, value in options.parameters.items() if key not in OWN_PARAMETERS}
+    unknown = found.keys() - BACKENDS["openvino"].parameters
+    if unknown and not options.trust:
+        raise BadModel(
+            f"the configuration sets {', '.join(sorted(unknown))}, which may reach files; add --trust to load it all the same"
+        )
+    return found
 
 
 def _read(ports: Sequence[ov.ConstOutput]) -> tuple[TensorSignature, ...]:

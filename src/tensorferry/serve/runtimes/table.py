@@ -24,14 +24,36 @@ class Backend:
     platform: str
     in_process: bool
     extra: str
+    parameters: frozenset[str] = frozenset()  # of a configuration, that it understands and that reach no file
 
+
+OWN_PARAMETERS = frozenset({"isolation", "padding", "batching"})  # those that this server reads itself
+_ONNXRUNTIME = frozenset(("intra_op_thread_count", "inter_op_thread_count", "session.intra_op.allow_spinning"))
+# a property may also name a folder to write a cache to, or a file to read weights from
+_OPENVINO = frozenset(
+    (
+        *("CPU_DENORMALS_OPTIMIZATION", "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE", "DYNAMIC_QUANTIZATION_GROUP_SIZE"),
+        *("ENABLE_CPU_PINNING", "ENABLE_CPU_RESERVATION", "ENABLE_HYPER_THREADING", "ENABLE_MMAP", "ENABLE_TENSOR_PARALLEL"),
+        *("EXECUTION_MODE_HINT", "INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "KEY_CACHE_GROUP_SIZE"),
+        *("KEY_CACHE_PRECISION", "KV_CACHE_PRECISION", "MODEL_DISTRIBUTION_POLICY", "MODEL_PRIORITY", "NUM_STREAMS"),
+        *("PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS", "PERF_COUNT", "SCHEDULING_CORE_TYPE", "TBB_PARTITIONER"),
+        *("VALUE_CACHE_GROUP_SIZE", "VALUE_CACHE_PRECISION"),
+    )
+)
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        "onnxruntime": Backend("onnx", ("model.onnx",), "onnxruntime_onnx", False, "serve"),
-        "openvino": Backend("openvino", ("model.xml",), "openvino", False, "serve"),
+        "onnxruntime": Backend("onnx", ("model.onnx",), "onnxruntime_onnx", False, "serve", _ONNXRUNTIME),
+        "openvino": Backend("openvino", ("model.xml",), "openvino", False, "serve", _OPENVINO),
         "pytorch": Backend("torch", ("model.pt2", "model.pt"), "pytorch_libtorch", True, "torch"),
-        "tensorflow": Backend("tensorflow", ("model.savedmodel", "saved_model.pb"), "tensorflow_savedmodel", True, "tensorflow"),
+        "tensorflow": Backend(
+            "tensorflow",
+            ("model.savedmodel", "saved_model.pb"),
+            "tensorflow_savedmodel",
+            True,
+            "tensorflow",
+            frozenset(("signature",)),
+        ),
         "keras": Backend("keras", ("model.keras",), "keras", True, "tensorflow"),
         "transform": Backend("transform", ("transform.json",), "ferry_transform", False, "pipelines"),
     }

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
+from tensorferry.serve.runtimes.saved_model import load_saved_model
 from tensorferry.serve.tensors import DATATYPES, Array
 
 
@@ -32,7 +33,9 @@ class TensorflowRuntime:
         wanted = options.parameters.get("signature", "serving_default")
         try:
             # the functions do not keep the variables alive, the loaded object does
-            self.loaded = tf.saved_model.load(str(options.path))
+            self.loaded = load_saved_model(options.path, options.trust)
+        except BadModel:
+            raise
         except (OSError, ValueError, tf.errors.OpError) as error:
             raise BadModel(f"TensorFlow cannot load {options.path.name}: {in_one_line(error)}") from None
         if wanted not in self.loaded.signatures:

@@ -10,6 +10,7 @@ import torch
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest, ModelFault
+from tensorferry.serve.runtimes.exported_program import load_program
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.tensors import DTYPES, Array
 
@@ -93,7 +94,9 @@ class TorchRunner:
 def _load_exported(options: LoadOptions, device: torch.device) -> TorchRuntime:
     try:
         with _quiet():
-            program = torch.export.load(options.path)
+            program = load_program(options.path, options.trust)
+    except BadModel:
+        raise
     except Exception as error:  # a damaged archive fails in many ways
         reason = in_one_line(error)
         if "warnings above" in reason:  # which nobody sees

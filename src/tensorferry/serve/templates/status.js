@@ -14,7 +14,7 @@ function make(tag, className = "", text = "") {
 
 async function ask(path, body) {
   const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-  const response = await fetch(path, body === undefined ? { headers } : { method: "POST", headers, body: JSON.stringify(body) });
+  const response = await fetch(path, body === undefined ? { headers } : { method: "POST", headers: { ...headers, "content-type": "application/json" }, body: JSON.stringify(body) });
   const value = await response.json();
   if (response.status === 401) byId("locked").hidden = false;
   if (!response.ok) throw new Error(value.error ?? response.statusText);
