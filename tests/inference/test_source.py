@@ -1,9 +1,11 @@
-"""What is told of an exporter's error: one line, and in it the op or the weight."""
+"""What is told of an exporter's error, in one line with the op or the weight in it, and what exporters are kept from."""
+
+import os
 
 import pytest
 
 from tensorferry.errors import BadModel
-from tensorferry.inference.source import root_cause
+from tensorferry.inference.source import quiet_exporters, root_cause
 
 OPENVINO = """Check 'false' failed at src/frontends/report.cpp:151:
 FrontEnd API failed with OpConversionFailure:
@@ -31,3 +33,14 @@ STATE = """Error(s) in loading state_dict for Net:
 )
 def test_the_line_that_names_the_op_or_the_weight_is_the_one_told(error: Exception, line: str) -> None:
     assert root_cause(error) == line
+
+
+def test_silencing_exporters_leaves_what_others_put_into_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "maybe")
+    monkeypatch.delenv("NNCF_CI", raising=False)
+    monkeypatch.delenv("SET_BY_ANOTHER_THREAD", raising=False)
+    with quiet_exporters():
+        os.environ["SET_BY_ANOTHER_THREAD"] = "1"
+    assert os.environ.pop("SET_BY_ANOTHER_THREAD") == "1"
+    assert os.environ["CI"] == "maybe"
+    assert "NNCF_CI" not in os.environ

@@ -38,3 +38,16 @@ repository.close()
 """
     done = run(code)
     assert done.stdout.splitlines() == ["[]", "['onnxruntime'] 1"], done.stderr
+
+
+def test_a_server_that_has_ended_leaves_the_interpreter_as_it_was(tmp_path: Path) -> None:
+    code = f"""
+import gc, os, signal, sys, threading
+from tensorferry.cli import main
+before = sys.getswitchinterval(), gc.get_threshold(), list(sys.path), gc.get_freeze_count()
+threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+code = main(["serve", {str(tmp_path)!r}, "--http-port", "0", "--no-grpc"])
+print(code, before == (sys.getswitchinterval(), gc.get_threshold(), list(sys.path), gc.get_freeze_count()))
+"""
+    done = run(code)
+    assert done.stdout.splitlines()[-1] == "0 True", done.stderr

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from tensorferry import CopyStuck, FerryError, RunFailed, TierFull, TierLost, __version__
 from tensorferry.cli import bench_serve, demo, estimate, machines, optimize, recipes, report, serve, train
+from tensorferry.recipes.loading import working_folder_first
 
 _VERBS = (demo, recipes, train, report, optimize, estimate, machines, serve, bench_serve)
 _FAILED = (RunFailed, TierFull, TierLost, CopyStuck)  # under way: what was asked for could be begun
@@ -42,7 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's notes on its kernels are not what was asked for
     try:
-        code: int = options.run(options)
+        with working_folder_first():
+            code: int = options.run(options)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails once more at its end

@@ -59,6 +59,8 @@ _POINT = re.compile(
     r"No conversion rule found for operations: |No Op registered for |No ONNX function found for |Tensorflow op \[.*not supported"
     r"|(Missing|Unexpected) key\(s\) in state_dict: |size mismatch for "
 )
+# OpenVINO and NNCF report their use over the network, and wait for it; under CI they do not
+_SILENCED = {"CI": "true", "NNCF_CI": "1"}
 _LOGGERS = (
     *("root", "torch", "torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "tf2onnx", "tensorflow", "nncf"),
 )
@@ -76,16 +78,18 @@ def quiet_exporters() -> Iterator[None]:
         contextlib.redirect_stderr(nowhere),
     ):
         warnings.simplefilter("ignore")
-        # OpenVINO and NNCF report their use over the network, and wait for it; under CI they do not
-        before = dict(os.environ)
-        os.environ.update(CI="true", NNCF_CI="1")
+        before = {name: os.environ.get(name) for name in _SILENCED}
+        os.environ.update(_SILENCED)
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
         try:
             yield
         finally:
-            os.environ.clear()
-            os.environ.update(before)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
 

@@ -8,7 +8,8 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -131,9 +132,22 @@ def _load_file(path: Path, error: type[FerryError]) -> ModuleType:
 
 
 def _load_module(name: str, error: type[FerryError]) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does; a console script has its own folder there
-    return _run_import(name, lambda: importlib.import_module(name), error)
+    with working_folder_first():
+        return _run_import(name, lambda: importlib.import_module(name), error)
+
+
+@contextmanager
+def working_folder_first() -> Iterator[None]:
+    """While inside, modules of the working folder can be named, as for `python -m`; a script has its own folder there."""
+    folder = str(Path.cwd())
+    is_new = "" not in sys.path and folder not in sys.path
+    if is_new:
+        sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if is_new:
+            sys.path.remove(folder)
 
 
 def _run_import(name: str, load: Callable[[], Any], error: type[FerryError]) -> Any:

@@ -8,7 +8,8 @@ import signal
 import ssl
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvloop
@@ -42,17 +43,30 @@ _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter: a finishe
 def serve(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT, then drain, which ends the process where it takes too long; the exit code."""
     handler = start_log(options.log_json)
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    gc.set_threshold(_GC_THRESHOLD)
     # a timer and no time-out: a batch, a load or a pool of threads that does not end would be waited for after any of those
     last_call = threading.Timer(options.drain_seconds + _CLOSE_SECONDS, _end_now)
     last_call.daemon = True
     try:
-        uvloop.run(_serve_until_told(options, last_call))
+        with _tuned_interpreter():
+            uvloop.run(_serve_until_told(options, last_call))
     finally:
         last_call.cancel()
         logging.getLogger(LOGGER).removeHandler(handler)
     return 0
+
+
+@contextmanager
+def _tuned_interpreter() -> Iterator[None]:
+    """While inside, threads give the interpreter up sooner and cycles are looked for less often."""
+    switch_seconds, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(switch_seconds)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 class Server:

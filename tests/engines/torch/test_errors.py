@@ -21,10 +21,11 @@ from tensorferry.engines.torch import LargeModel
 from tensorferry.engines.torch.opening import Opened
 from tensorferry.errors import (
     BadBudget,
+    BadModel,
     BadTier,
+    BadUse,
     BudgetTooSmall,
     CopyStuck,
-    FerryError,
     GraphFreed,
     SavedTensorModified,
     TierFull,
@@ -63,7 +64,7 @@ def test_an_unreadable_budget_is_refused_at_once(model: nn.Module, budget: Any) 
 
 
 def test_something_that_is_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+    with pytest.raises(BadModel, match=r"torch\.nn\.Module"):
         ferry.large_model(lambda x: x, budget="1GiB")  # type: ignore[arg-type]
 
 
@@ -94,6 +95,44 @@ def test_a_budget_below_the_floor_is_refused_before_the_step_runs(model: nn.Modu
     assert ran == []
     assert caught.value.smallest_nbytes > 20_000
     _still_trains(model)
+
+
+def test_a_budget_that_was_refused_is_refused_again_for_the_same_inputs(model: nn.Module) -> None:
+    with _large(model, budget=20_000):
+        for _ in range(2):
+            with pytest.raises(BudgetTooSmall):
+                model(images(0)[0])
+
+
+class _Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, batch: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        return self.layer(batch["rows"][0])
+
+
+def test_inputs_inside_of_others_are_told_apart_by_their_shapes() -> None:
+    model = _Nested()
+    with _large(model, budget="64MiB"):
+        model({"rows": [torch.randn(4, 64)]}).sum().backward()
+        with pytest.raises(BudgetTooSmall):
+            model({"rows": [torch.randn(2**20, 64)]})
+
+
+def test_a_context_is_entered_once(model: nn.Module) -> None:
+    large = _large(model)
+    with large, pytest.raises(BadUse, match="entered before"):
+        large.__enter__()
+    with pytest.raises(BadUse, match="entered before"):
+        large.__enter__()
+    _still_trains(model)
+
+
+def test_there_is_nothing_to_report_before_the_context_is_entered(model: nn.Module) -> None:
+    with pytest.raises(BadUse, match="enter the context first"):
+        _large(model).report()
 
 
 def test_a_saved_tensor_modified_in_place_is_an_error(model: nn.Module) -> None:
@@ -146,13 +185,13 @@ def _fail_after_forward(model: nn.Module) -> None:
 
 def test_a_graph_that_outlives_the_context_can_still_be_used(model: nn.Module) -> None:
     model(images(0)[0]).sum().backward()
-    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     model.load_state_dict(Residual().state_dict() | model.state_dict())
     with _large(model):
         loss = model(images(0)[0]).sum()
     loss.backward()
-    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True) if p.grad is not None)
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
 
 
 class _StuckOut(AdversaryOut):
@@ -236,8 +275,3 @@ def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on(
     first, second = done.stdout.splitlines()
     assert first.startswith(TierFull.__name__)
     assert second == "still trains"
-
-
-def test_every_error_is_of_our_tree() -> None:
-    for error in (BadBudget, BadTier, BudgetTooSmall, CopyStuck, GraphFreed, SavedTensorModified, TierFull):
-        assert issubclass(error, FerryError)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.torch.course import Course
@@ -25,7 +26,7 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.standing import find_optimizers, find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
-from tensorferry.errors import FerryError, GraphFreed, NotTraceable
+from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotTraceable
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import too_small
@@ -86,7 +87,7 @@ class LargeModel:
         open_device: DeviceOpener = open_device,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"expected a torch.nn.Module, received {type(model).__name__}")
+            raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
         self._model = model
         self._budget_nbytes = None if budget == "auto" else parse_bytes(budget)
         self._tier_text = tier
@@ -105,12 +106,15 @@ class LargeModel:
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
+        self._entered = False
         self._failed = True  # until the block has ended without an error
         self._exit = ExitStack()
 
     # entering and leaving
 
     def __enter__(self) -> "LargeModel":
+        if self._entered:
+            raise BadUse("this context was entered before; make a new one with ferry.large_model(...) for each block")
         with ExitStack() as stack:
             standing = find_standing(self._model)
             self._earlier = standing.blocks
@@ -133,6 +137,7 @@ class LargeModel:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
+        self._entered = True
         return self
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
@@ -191,12 +196,12 @@ class LargeModel:
         if not self._store.any_alive():
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
-        inputs = tuple((t.shape, t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor))
+        inputs = tuple((t.shape, t.dtype) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
         if inputs in self._forecast_inputs:
             return
-        self._forecast_inputs.add(inputs)
         with self._store.at_work(), _disable_current_modes():
             self._forecast(module, args, kwargs)
+        self._forecast_inputs.add(inputs)  # what was refused is refused again
 
     def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a step that cannot fit, or that the tier has no room for."""
@@ -322,6 +327,8 @@ class LargeModel:
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
+        if not self._entered:
+            raise BadUse("nothing to report yet: enter the context first")
         planned = [course for course in self._courses.values() if course.schedule is not None]
         course = planned[-1] if planned else Course(num_records=1)
         schedule, median = course.schedule, course.median_step()
