@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= 2
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint docs clean
 
 setup: $(STAMP)
 
@@ -29,5 +29,9 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
+# the documentation as a site that opens offline: site/index.html
+docs: setup
+	$(BIN)/zensical build --strict --clean
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site

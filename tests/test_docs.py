@@ -12,8 +12,11 @@ import pytest
 from tensorferry.cli import make_parser
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SAVED_BLOCK = re.compile(r"(?:Save this as `([\w.]+)`:\n\n)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
 
 
@@ -33,11 +36,35 @@ def _named(pages: list[Path]) -> list:
     return [pytest.param(page, id=page.name) for page in pages]
 
 
-@pytest.mark.parametrize("page", _named([page for page in PAGES if _blocks(page, "python")]))
+@pytest.mark.parametrize("page", _named([page for page in PAGES if _blocks(page, "python") and page not in TUTORIALS]))
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(_blocks(page, "python")))
-    done = subprocess.run([sys.executable, "-W", "error", script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    _run_script("\n".join(_blocks(page, "python")), tmp_path)
+
+
+@pytest.mark.parametrize("page", _named(TUTORIALS))
+def test_a_tutorial_works_as_a_reader_types_it(page: Path, tmp_path: Path) -> None:
+    """Python, files to save and commands, from top to bottom; a command with `&` runs until the end."""
+    parts = ["import atexit, subprocess, sys"]
+    for name, language, text in _SAVED_BLOCK.findall(page.read_text()):
+        if name:
+            parts.append(f"open({name!r}, 'w').write({text!r})")
+        if language == "python":
+            parts.append(text)
+        elif language == "console":
+            parts += [_as_python(line) for line in text.splitlines() if line.startswith("$ ferry")]
+    _run_script("\n".join(parts), tmp_path)
+
+
+def _as_python(line: str) -> str:
+    *arguments, last = shlex.split(line.removeprefix("$ ferry"), comments=True)
+    command = f"[sys.executable, '-m', 'tensorferry.cli', *{arguments if last == '&' else [*arguments, last]!r}]"
+    return f"atexit.register(subprocess.Popen({command}).terminate)" if last == "&" else f"subprocess.run({command}, check=True)"
+
+
+def _run_script(text: str, folder: Path) -> None:
+    script = folder / "page.py"
+    script.write_text(text)
+    done = subprocess.run([sys.executable, "-W", "error", script.name], cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
 
 
@@ -45,13 +72,13 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_the_commands_of_a_page_exist(page: str, command: list[str]) -> None:
     match command:
         case ["ferry", *arguments]:
-            make_parser().parse_args(arguments)
+            make_parser().parse_args([argument for argument in arguments if argument != "&"])
         case ["make", *targets]:
             makefile = (ROOT / "Makefile").read_text()
             assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets if "=" not in target)
         case ["python", script, *arguments]:
             shown = subprocess.run([sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True).stdout
-            assert all(option in shown for option in arguments if option.startswith("--"))
+            assert set(_OPTION.findall(" ".join(arguments))) <= set(_OPTION.findall(shown))
         case ["pip", "install", *_] | ["git", "clone", *_] | ["perf_analyzer", *_]:
             pass  # not ours
         case _:

@@ -7,9 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -17,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from tensorferry.errors import BadRecipe, FerryError
 from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
+from tensorferry.import_path import working_folder_first
 from tensorferry.messages import did_you_mean, kind_and_first_line
 from tensorferry.recipes.catalog import find_card
 from tensorferry.recipes.recipe import Range, Recipe, RecipeSettings
@@ -134,20 +133,6 @@ def _load_file(path: Path, error: type[FerryError]) -> ModuleType:
 def _load_module(name: str, error: type[FerryError]) -> ModuleType:
     with working_folder_first():
         return _run_import(name, lambda: importlib.import_module(name), error)
-
-
-@contextmanager
-def working_folder_first() -> Iterator[None]:
-    """While inside, modules of the working folder can be named, as for `python -m`; a script has its own folder there."""
-    folder = str(Path.cwd())
-    is_new = "" not in sys.path and folder not in sys.path
-    if is_new:
-        sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        if is_new:
-            sys.path.remove(folder)
 
 
 def _run_import(name: str, load: Callable[[], Any], error: type[FerryError]) -> Any:

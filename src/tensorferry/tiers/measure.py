@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tensorferry.child import child_path
 from tensorferry.errors import BadTier, TierFull
+from tensorferry.import_path import child_path
 from tensorferry.machine.cache import cache_file, locked, machine_from_json, recall, remember
 from tensorferry.machine.limits import memory_nbytes
 from tensorferry.machine.machine import Machine, TierSpeed

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tensorferry.child import child_path
 from tensorferry.engines.torch.calls import Call, RealCalls
+from tensorferry.import_path import child_path
 from tensorferry.machine.timed_ops import Sample, choose_next
 
 MOST_SECONDS = 10.0  # of timing, without the start of the process
