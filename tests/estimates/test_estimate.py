@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import headless
 import pytest
+from notebook import look_in_a_notebook
 from parsed_page import Page
 
 import tensorferry as ferry
@@ -92,6 +94,17 @@ def test_a_notebook_shows_the_table_of_machines(found: Estimate) -> None:
     assert not {"script", "h1", "h2", "html"} & page.tags.keys()
     for row in found.rows:
         assert row.machine.name in page.text
+
+
+@pytest.mark.browser
+@headless.MARKS[1]
+def test_the_table_in_a_notebook_keeps_its_own_style(found: Estimate, tmp_path: Path) -> None:
+    seen = look_in_a_notebook(found._repr_html_(), tmp_path)
+    assert seen["errors"] == []
+    assert seen["unchanged"]
+    assert seen["row"] == "rgba(0, 0, 0, 0)"
+    assert seen["first"] == "left"
+    assert seen["wide"]
 
 
 def test_a_notebook_shows_how_far_it_can_go() -> None:

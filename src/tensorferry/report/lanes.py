@@ -1,4 +1,4 @@
-"""A timeline's spans made ready to draw: which phase an op belongs to, rows without overlap, and few enough marks."""
+"""A timeline's spans made ready to draw: their phases and looks, what they were in words, rows without overlap, few marks."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -7,9 +7,12 @@ from itertools import pairwise
 import numpy as np
 
 from tensorferry.plan.timeline import Lane, Span, Timeline, Work
+from tensorferry.text import clip
 from tensorferry.trace.trace import Phase, Trace
+from tensorferry.units import format_bytes, format_seconds
 
 _TOUCHING_SECONDS = 1e-9  # rounding: spans that overlap by less follow each other
+_NAME_CHARS = 60
 
 
 def phases(timeline: Timeline, trace: Trace | None) -> dict[int, Phase]:
@@ -35,6 +38,15 @@ def phases(timeline: Timeline, trace: Trace | None) -> dict[int, Phase]:
             reached = ahead.pop()
         found[i] = trace.ops[reached].phase
     return found
+
+
+def find_looks(timeline: Timeline, trace: Trace | None) -> dict[int, str]:
+    """The look of every span by kind of work and phase, by its position in `timeline.spans`."""
+    phase_of = phases(timeline, trace)
+    return {
+        i: str(phase_of.get(i, span.work)) if span.work is not Work.COPY else "out" if span.lane is Lane.OUT else "in"
+        for i, span in enumerate(timeline.spans)
+    }
 
 
 def stack(timeline: Timeline, lane: Lane) -> list[list[int]]:
@@ -89,6 +101,24 @@ def merge(spans: tuple[Span, ...], row: list[int], pixel_seconds: float) -> list
     if group:
         marks.append(Mark(start, end, tuple(group)))
     return marks
+
+
+def describe_spans(spans: list[Span], trace: Trace | None) -> str:
+    """What a span was, or the longest of several, in lines."""
+    longest = max(spans, key=lambda span: span.seconds)
+    nbytes = sum(span.nbytes for span in spans)
+    kind = str(longest.lane if longest.work is Work.COPY else longest.work)
+    name = clip(longest.name, _NAME_CHARS)
+    if not name or longest.work is not Work.OP:
+        name = f"{kind}: {name}" if name else kind
+    lines = [name if len(spans) == 1 else f"{len(spans)} spans, longest {name}"]
+    if len(spans) == 1 and trace is not None and longest.storage is not None and 0 <= longest.storage < len(trace.storages):
+        label = clip(trace.storages[longest.storage].label, _NAME_CHARS)
+        if label and label not in name:
+            lines.append(label)
+    facts = format_seconds(sum(span.seconds for span in spans))
+    lines.append(f"{facts}, {format_bytes(nbytes)}" if nbytes else facts)
+    return "\n".join(lines)
 
 
 def thin_out(resident: tuple[tuple[float, int], ...], pixel_seconds: float) -> list[tuple[float, int]]:

@@ -9,11 +9,11 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from tensorferry.plan.timeline import Lane, Span, Timeline, Work
+from tensorferry.plan.timeline import Lane, Timeline, Work
 from tensorferry.report.charts import round_step
-from tensorferry.report.lanes import Mark, merge, phases, stack, thin_out
+from tensorferry.report.lanes import Mark, describe_spans, find_looks, merge, stack, thin_out
 from tensorferry.report.summary import ReportData, plain_peak_nbytes
-from tensorferry.text import clip, percent
+from tensorferry.text import percent
 from tensorferry.trace.trace import Trace
 from tensorferry.units import format_bytes, format_seconds
 
@@ -35,7 +35,6 @@ LOOKS = {
 # stalls and recomputes differ from ops in height too, not in colour alone
 _TOP = {"recompute": 20, "stall": 62}
 _LEAST_SHARE = 0.08  # of a merged mark's time: less of a kind of work would be a speck
-_NAME_CHARS = 60
 _WIDE_PIXELS = 2
 _HEADROOM = 1.1  # of the highest line, so that its text has room above
 _CLOSE = 0.14  # two lines nearer than this share of the height have no room for text between them
@@ -178,7 +177,7 @@ def draw_panels(panels: list[Panel], order: str, num_pixels: int = NUM_PIXELS) -
         highest = max(1, report.budget_nbytes, plain_peak_nbytes(report) or 0, *peaks)
         return Axes(seconds, _HEADROOM * highest, num_pixels)
 
-    used = {look for timeline, report in drawn for look in _find_looks(timeline, report.trace).values()}
+    used = {look for timeline, report in drawn for look in find_looks(timeline, report.trace).values()}
     return Picture(
         order=order,
         seconds=seconds,
@@ -201,18 +200,9 @@ def _draw_panel(panel: Panel, axes: Axes) -> DrawnPanel:
     if timeline.step_seconds > 0:
         copies = (Lane.OUT, Lane.IN)
         facts += [(f"{lane} busy", percent(timeline.busy_seconds(lane) / timeline.step_seconds)) for lane in copies]
-    looks = _find_looks(timeline, trace)
+    looks = find_looks(timeline, trace)
     lanes = tuple(_draw_lane(lane, timeline, looks, trace, axes) for lane in Lane)
     return DrawnPanel(panel.name, "", tuple(facts), lanes, _draw_curve(panel.name, timeline, panel.report, axes))
-
-
-def _find_looks(timeline: Timeline, trace: Trace | None) -> dict[int, str]:
-    """The look of every span, by its position in `timeline.spans`."""
-    phase_of = phases(timeline, trace)
-    return {
-        i: str(phase_of.get(i, span.work)) if span.work is not Work.COPY else "out" if span.lane is Lane.OUT else "in"
-        for i, span in enumerate(timeline.spans)
-    }
 
 
 def _draw_lane(lane: Lane, timeline: Timeline, looks: dict[int, str], trace: Trace | None, axes: Axes) -> DrawnLane:
@@ -233,7 +223,7 @@ def _draw_row(marks: list[Mark], timeline: Timeline, looks: dict[int, str], trac
             shaded = wide_shaded = not wide_shaded
         else:
             shaded = not shaded
-        tip = _tooltip([timeline.spans[i] for i in mark.spans], trace)
+        tip = describe_spans([timeline.spans[i] for i in mark.spans], trace)
         drawn.append(DrawnMark(tip, _draw_boxes(mark, timeline, looks, axes, " shade" if shaded else "")))
     return drawn
 
@@ -256,23 +246,6 @@ def _draw_boxes(mark: Mark, timeline: Timeline, looks: dict[int, str], axes: Axe
         boxes.append(Box(look + shade, x, width, round(top), round(bottom)))
         top = bottom
     return tuple(boxes)
-
-
-def _tooltip(spans: list[Span], trace: Trace | None) -> str:
-    longest = max(spans, key=lambda span: span.seconds)
-    nbytes = sum(span.nbytes for span in spans)
-    kind = str(longest.lane if longest.work is Work.COPY else longest.work)
-    name = clip(longest.name, _NAME_CHARS)
-    if not name or longest.work is not Work.OP:
-        name = f"{kind}: {name}" if name else kind
-    lines = [name if len(spans) == 1 else f"{len(spans)} spans, longest {name}"]
-    if len(spans) == 1 and trace is not None and longest.storage is not None and 0 <= longest.storage < len(trace.storages):
-        label = clip(trace.storages[longest.storage].label, _NAME_CHARS)
-        if label and label not in name:
-            lines.append(label)
-    facts = format_seconds(sum(span.seconds for span in spans))
-    lines.append(f"{facts}, {format_bytes(nbytes)}" if nbytes else facts)
-    return "\n".join(lines)
 
 
 def _draw_curve(name: str, timeline: Timeline, report: ReportData, axes: Axes) -> DrawnCurve:

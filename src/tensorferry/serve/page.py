@@ -1,6 +1,5 @@
 """The status page and the figures that it draws."""
 
-from functools import cache
 from typing import Any
 
 import orjson
@@ -11,8 +10,7 @@ from tensorferry.serve.describe import describe_model
 from tensorferry.serve.model import Model
 
 
-@cache
-def read_page() -> bytes:
+def make_page() -> bytes:
     """The page: one file that needs no other."""
     return render("serve/status.html.j2").encode()
 

@@ -24,7 +24,7 @@ from tensorferry.serve.loading import Workshop
 from tensorferry.serve.logs import LOGGER, start_log
 from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
 from tensorferry.serve.options import ServeOptions
-from tensorferry.serve.page import make_status, read_page
+from tensorferry.serve.page import make_page, make_status
 from tensorferry.serve.repository import Repository
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
@@ -122,9 +122,10 @@ class Server:
 
     async def _start_http(self, port: int) -> None:
         options = self.options
+        status_page = make_page()  # now, because making it takes long enough to keep a request waiting
         pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/metrics": lambda: (CONTENT_TYPE, write_metrics(self.registry)),
-            "/": lambda: (b"text/html; charset=utf-8", read_page()),
+            "/": lambda: (b"text/html; charset=utf-8", status_page),
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, self.keys, pages, options.max_body_nbytes)
