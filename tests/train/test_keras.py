@@ -35,7 +35,7 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(bac
         "resumes_after_a_bad_loss": True,
         "resumes_in_fp16": True,
         "makes_up_an_evaluation": True,
-        "spoilt": "step 6 left weights that are no numbers, and 5 steps were left out for that already",
+        "spoilt": "step 6 left weights that are NaN or infinite, and 5 steps were left out for that already",
         "num_outputs": 2,
     }
 
