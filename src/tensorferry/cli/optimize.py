@@ -33,7 +33,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--name", metavar="NAME", help="of the model there (default: the file's or the run's)")
     _add_samples(parser)
     _add_choice(parser)
-    parser.add_argument("--trust", action="store_true", help="load files that may carry code: TorchScript, Keras Lambda layers")
+    parser.add_argument(
+        "--trust", action="store_true", help="load files that may run code or reach other files, such as TorchScript"
+    )
     parser.add_argument("--no-pipeline", action="store_true", help="clients send arrays, also where images or texts would do")
     parser.add_argument("--json", action="store_true", help="write what was found as JSON to stdout instead of the table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with every candidate")

@@ -63,7 +63,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--repository-poll-secs", type=seconds, default=ServeOptions.poll_seconds, metavar="S", help="default %(default)g"
     )
-    group.add_argument("--trust", action="store_true", help="load files that may carry code: TorchScript, Keras Lambda layers")
+    group.add_argument(
+        "--trust", action="store_true", help="load files that may run code or reach other files, such as TorchScript"
+    )
     group.add_argument(
         "--default-max-batch-size",
         type=count,

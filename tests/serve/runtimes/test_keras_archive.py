@@ -94,6 +94,11 @@ def test_only_what_models_are_made_of_can_be_named(module: str, name: str, tmp_p
     refuse(replace_layer(save(tmp_path / "model.keras"), module=module, class_name=name), f"{module}.{name}")
 
 
+def test_a_function_from_inside_of_keras_needs_trust(tmp_path: Path) -> None:
+    config = {"name": "dense", "units": 2, "activation": function("keras.src.layers.layer", "wraps")}
+    refuse(replace_layer(save(tmp_path / "model.keras"), config=config), "keras.src.layers.layer.wraps")
+
+
 @pytest.mark.parametrize("layer", ["TFSMLayer", "TorchModuleWrapper", "JaxLayer", "FlaxLayer"])
 def test_layers_that_carry_another_model_need_trust(layer: str, tmp_path: Path) -> None:
     refuse(replace_layer(save(tmp_path / "model.keras"), class_name=layer, config={"name": "dense"}), f"a {layer} layer")

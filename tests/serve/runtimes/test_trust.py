@@ -1,14 +1,20 @@
 """Files that reach for more than a model needs, one of each format that has no file of tests of its own."""
 
+import io
 import json
 import warnings
+import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from hostile import Touch
 from models import save_graph, tensor
 from onnx import TensorProto, helper
+from running import RunningServer
+from tritonclient.utils import InferenceServerException
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.config import parse_config, read_config
@@ -124,6 +130,14 @@ def test_a_property_of_openvino_that_reaches_files_needs_trust(name: str, tmp_pa
         assert mark.exists()
 
 
+def test_a_file_of_another_kind_is_not_given_to_openvino(tmp_path: Path) -> None:
+    path = save_external(tmp_path / "model" / "model.xml", "weights")
+    (path.parent / "weights").write_bytes(X.tobytes())
+    with pytest.raises(BadModel, match=r"not XML.*--trust"):
+        load_runtime("openvino", LoadOptions(path))
+    assert load_runtime("openvino", LoadOptions(path, trust=True)).signature is not None
+
+
 def test_a_file_of_openvino_with_a_layer_of_its_own_is_not_loaded(tmp_path: Path) -> None:
     path = save_openvino(tmp_path)
     text = path.read_text()
@@ -169,3 +183,31 @@ def test_a_tokenizer_reads_no_file(tmp_path: Path) -> None:
     (tmp_path / "transform.json").write_text(json.dumps(description))
     with pytest.raises(BadModel, match="cannot read the tokenizer"):
         load_runtime("transform", LoadOptions(tmp_path / "transform.json"))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_to_load_sets_no_property_that_reaches_files(server: RunningServer, protocol: str, tmp_path: Path) -> None:
+    client = import_module(f"tritonclient.{protocol}").InferenceServerClient(getattr(server, protocol))
+    config = json.dumps({"parameters": {"CACHE_DIR": {"string_value": str(tmp_path / "mark")}}})
+    with client, pytest.raises(InferenceServerException, match="may not set the parameter 'CACHE_DIR'"):
+        client.load_model("double", config=config)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_nothing_of_a_file_that_comes_with_a_request_runs(server: RunningServer, protocol: str, tmp_path: Path) -> None:
+    import torch
+
+    torch.export.save(torch.export.export(torch.nn.Identity(), (torch.ones(1, 4),)), tmp_path / "model.pt2")
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    hostile = io.BytesIO()
+    torch.save(((Touch(tmp_path / "mark"),), {}), hostile)
+    sent = io.BytesIO()
+    with zipfile.ZipFile(sent, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, hostile.getvalue() if "sample_inputs" in name else data)
+    client = import_module(f"tritonclient.{protocol}").InferenceServerClient(getattr(server, protocol))
+    with client, pytest.raises(InferenceServerException, match=r"a pickle of more than tensors.*--trust"):
+        client.load_model("sent", config="{}", files={"file:1/model.pt2": sent.getvalue()})
+    assert not (tmp_path / "mark").exists()

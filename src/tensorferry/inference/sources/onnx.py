@@ -34,9 +34,6 @@ def read_openvino(path: Path, num_threads: int) -> Source:
     """The source of an OpenVINO file, which only OpenVINO runs."""
     if not path.with_suffix(".bin").is_file():
         raise BadModel(f"{path.name} has no weights beside it; put {path.with_suffix('.bin').name} into the same folder")
-    with open(path, "rb") as file:
-        if not file.read(64).lstrip().startswith(b"<"):  # OpenVINO would try it as any other kind, and print what each finds
-            raise BadModel(f"{path.name} is no OpenVINO file: it is not XML")
     settings = {"INFERENCE_PRECISION_HINT": "f32"}
     runtime = load_runtime("openvino", LoadOptions(path, num_threads, parameters=settings))
     assert runtime.signature is not None

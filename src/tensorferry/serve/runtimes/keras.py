@@ -1,5 +1,7 @@
 """Keras 3 files (`.keras`), on whatever back end Keras is set to. Layers that carry code need trust."""
 
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,19 @@ def load(options: LoadOptions) -> "KerasRuntime":
 
 def read_model(path: Path, trust: bool) -> Any:
     """The model of a `.keras` file; raises BadModel for one that may carry code, unless it is trusted."""
-    if not trust:
-        vet_keras(path)
+    if trust:
+        return _load(path, trust)
+    # the file that was vetted is the one that is loaded
+    with tempfile.TemporaryDirectory(prefix="ferry-keras-") as folder:
+        try:
+            copy = Path(shutil.copyfile(path, Path(folder) / path.name))
+        except OSError as error:
+            raise BadModel(f"Keras cannot load {path.name}: {error.strerror}") from None
+        vet_keras(copy)
+        return _load(copy, trust)
+
+
+def _load(path: Path, trust: bool) -> Any:
     try:
         return keras.saving.load_model(path, compile=False, safe_mode=not trust)
     except Exception as error:  # zip, JSON, HDF5 and layer errors alike

@@ -84,10 +84,12 @@ def _check_object(value: Any) -> None:
 
 
 def _check_class(module: object, name: object, config: object) -> None:
-    if name == "function":  # whose name is the configuration
-        name = config
     package, _, rest = str(module).partition(".")
-    part = rest.removeprefix("src.").partition(".")[0]
+    if name == "function":  # whose name is the configuration; the modules inside of Keras hold more than is offered
+        name = config
+    else:
+        rest = rest.removeprefix("src.")
+    part = rest.partition(".")[0]
     if module is None or module == "builtins":
         is_known = isinstance(name, str) and (name in _PLAIN or (module == "builtins" and name.isidentifier()))
     elif name in _CARRIERS:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -41,6 +42,8 @@ class OpenvinoRuntime:
     def __init__(self, options: LoadOptions) -> None:
         settings = {"INFERENCE_NUM_THREADS": str(options.num_threads), "NUM_STREAMS": "1"}
         settings |= _read_properties(options)
+        if not options.trust:
+            _check_kind(options.path)
         device = "CPU" if options.device == "cpu" else f"GPU.{options.device_id}"
         try:
             self.compiled = open_core().compile_model(str(options.path), device, settings)
@@ -88,6 +91,17 @@ def open_core() -> ov.Core:
     that stack is unmapped but still in use: the next SIGTERM or Ctrl-C would end the process with a segmentation fault.
     """
     return ov.Core()
+
+
+def _check_kind(path: Path) -> None:
+    # OpenVINO takes files of other frameworks as well, with rules of its own about what they may reach
+    try:
+        with open(path, "rb") as file:
+            is_xml = file.read(64).lstrip().startswith(b"<")
+    except OSError as error:
+        raise BadModel(f"OpenVINO cannot load {path.name}: {error.strerror}") from None
+    if not is_xml:
+        raise BadModel(f"{path.name} is no OpenVINO file: it is not XML; add --trust to load it all the same")
 
 
 def _read_properties(options: LoadOptions) -> dict[str, str]:
