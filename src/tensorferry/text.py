@@ -30,3 +30,12 @@ def percent(share: float) -> str:
     '50 %'
     """
     return f"{100 * share:.0f} %"
+
+
+def rounded(value: float) -> str:
+    """A number with about four digits that matter, written as people write it.
+
+    >>> rounded(4931.7), rounded(0.98551), rounded(12345.6)
+    ('4,932', '0.9855', '12,346')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -10,7 +10,7 @@ from tensorferry.pages import PageHead, Tile, render
 from tensorferry.report.charts import Chart, Curve, Level, Points, draw_chart, smooth
 from tensorferry.report.picture import draw_report
 from tensorferry.report.summary import NONE, ReportData, all_notes, figures, is_over_budget, verdict
-from tensorferry.text import percent, printable
+from tensorferry.text import percent, printable, rounded
 from tensorferry.units import format_bytes, format_seconds
 
 
@@ -79,7 +79,7 @@ def _tiles(view: RunView) -> Iterator[Tile]:
     seconds = statistics.median(row["seconds"] for row in taken)
     waited, worked = (sum(row[name] for row in taken) for name in ("wait_seconds", "seconds"))
     yield Tile("Step", format_seconds(seconds), f"median · {format_seconds(waited + worked)} for all")
-    yield Tile("Speed", f"{view.batch / seconds:.3g} samples/s", f"{view.batch} a step")
+    yield Tile("Speed", f"{rounded(view.batch / seconds)} samples/s", f"{view.batch} a step")
     share = waited / ((waited + worked) or 1.0)
     yield Tile("Waiting for data", percent(share), f"{format_seconds(waited)} of {format_seconds(waited + worked)}")
     peak = max(row["peak_nbytes"] for row in taken) if view.memory is None else view.memory.measured_peak_nbytes
@@ -113,7 +113,7 @@ def _charts(view: RunView) -> Iterator[Chart]:
 
 
 def _short(value: float) -> str:
-    return f"{value:.4g}"
+    return rounded(value)
 
 
 def _memory(report: ReportData) -> dict[str, Any]:
