@@ -87,6 +87,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--max-body", default="64MiB", metavar="BYTES", help="the largest request (default %(default)s)")
     group.add_argument(
+        "--max-memory",
+        metavar="BYTES",
+        help="for all that clients make the server hold: requests, queues, unread answers (default: a quarter of RAM)",
+    )
+    group.add_argument(
         "--max-connections",
         type=positive,
         default=ServeOptions.max_connections,
@@ -111,6 +116,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.serve.start import start
+    from tensorferry.tiers.memory import memory_nbytes
 
     if options.no_http and options.no_grpc:
         raise BadOption("with --no-http and --no-grpc nothing would be served; leave one of them out")
@@ -131,6 +137,7 @@ def _run(options: argparse.Namespace) -> int:
             cache_nbytes=0 if options.cache_size is None else parse_bytes(options.cache_size),
             rate_limits=dict(options.rate_limit_resource),
             max_body_nbytes=parse_bytes(options.max_body),
+            max_memory_nbytes=memory_nbytes() // 4 if options.max_memory is None else parse_bytes(options.max_memory),
             max_connections=options.max_connections,
             max_under_way=options.max_requests,
             max_queue=options.max_queue,

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from tensorferry.serve.limits import GRACE_SECONDS
+
 
 class Connection(Protocol):
     """What a front needs of a protocol's connections, which add themselves to its set and leave it."""
@@ -12,6 +14,9 @@ class Connection(Protocol):
     transport: asyncio.Transport
 
     def drain(self) -> None:
+        """Tell the client to go elsewhere, and go on answering what it sends before it hears of that."""
+
+    def end(self) -> None:
         """Close after what is under way, or at once where there is nothing."""
 
     def sweep(self, now: float) -> None:
@@ -24,32 +29,49 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 class Front(Generic[AnyConnection]):
     """Listens, and sweeps its connections; `make` makes one, to be kept in the set that it gets."""
 
-    def __init__(self, make: Callable[[set[AnyConnection]], Any]) -> None:
+    def __init__(self, make: Callable[[set[AnyConnection]], AnyConnection]) -> None:
         self.make = make
         self.connections: set[AnyConnection] = set()
         self.server: asyncio.Server | None = None
         self.sweeper: asyncio.TimerHandle | None = None
+        self.is_draining = False
         self.loop = asyncio.get_running_loop()
 
     async def start(self, host: str, port: int, tls: Any) -> int:
         """Listen, and tell the port: another than asked for where that was 0."""
-        self.server = await self.loop.create_server(lambda: self.make(self.connections), host, port, ssl=tls, backlog=512)
+        self.server = await self.loop.create_server(self._make, host, port, ssl=tls, backlog=512)
         self._sweep()
         return int(self.server.sockets[0].getsockname()[1])
 
     async def stop(self, seconds: float) -> None:
-        """Take no more connections, let requests under way finish, then close."""
+        """Have clients leave, let requests under way finish, then close.
+
+        For a moment everything is still answered, new connections too: what was sent before a client could know is not lost.
+        """
+        self.is_draining = True
+        for connection in list(self.connections):
+            connection.drain()
+        started = self.loop.time()
+        await self._wait_until_empty(started + min(GRACE_SECONDS, seconds / 2))
         if self.server is not None:
             self.server.close()
         for connection in list(self.connections):
-            connection.drain()
-        end = self.loop.time() + seconds
-        while self.connections and self.loop.time() < end:
-            await asyncio.sleep(0.02)
+            connection.end()
+        await self._wait_until_empty(started + seconds)
         for connection in list(self.connections):
             connection.transport.abort()
         if self.sweeper is not None:
             self.sweeper.cancel()
+
+    async def _wait_until_empty(self, end: float) -> None:
+        while self.connections and self.loop.time() < end:
+            await asyncio.sleep(0.02)
+
+    def _make(self) -> Any:
+        connection = self.make(self.connections)
+        if self.is_draining:
+            connection.drain()
+        return connection
 
     def _sweep(self) -> None:
         self.sweeper = self.loop.call_later(0.5, self._sweep)

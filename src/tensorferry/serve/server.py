@@ -19,8 +19,10 @@ from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.front import Front
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.limiter import Limiter
+from tensorferry.serve.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.logs import LOGGER, start_log
+from tensorferry.serve.memory import MemoryBudget
 from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.page import make_status, read_page
@@ -28,7 +30,6 @@ from tensorferry.serve.repository import Repository
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
 from tensorferry.serve.rpc import http2
-from tensorferry.serve.rpc.limits import MAX_MESSAGE_NBYTES, RpcLimits
 from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.settings import Settings
@@ -81,6 +82,7 @@ class Server:
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
         )
+        self.budget = MemoryBudget(options.max_memory_nbytes)
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
         self.http: Front[rest.Connection] | None = None
         self.grpc: Front[http2.Connection] | None = None
@@ -114,13 +116,13 @@ class Server:
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, self.keys, pages, options.max_body_nbytes)
-        limits = rest.HttpLimits(
+        limits = HttpLimits(
             max_body_nbytes=options.max_body_nbytes,
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
         tls = _make_tls(options, "http/1.1")
-        self.http = Front(lambda connections: rest.Connection(app, limits, connections))
+        self.http = Front(lambda connections: rest.Connection(app, limits, self.budget, connections))
         self.http_port = await _listen(self.http, options.host, port, tls)
         _LOG.info("HTTP on %s://%s:%d", "https" if tls else "http", options.host, self.http_port)
 
@@ -132,7 +134,7 @@ class Server:
             read_seconds=options.read_seconds,
         )
         service = Service(self.plane, self.keys, limits.max_message_nbytes)
-        self.grpc = Front(lambda connections: http2.Connection(service, limits, connections))
+        self.grpc = Front(lambda connections: http2.Connection(service, limits, self.budget, connections))
         self.grpc_port = await _listen(self.grpc, options.host, port, _make_tls(options, "h2"))
         _LOG.info("gRPC on %s:%d", options.host, self.grpc_port)
 
