@@ -48,6 +48,11 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts REST and gRPC")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="clients must have a certificate of this authority")
+    group.add_argument(
+        "--shared-memory",
+        metavar="PREFIX",
+        help="let clients of this machine register shared memory whose names begin with PREFIX (default: off)",
+    )
     group.add_argument("--api-keys", type=Path, metavar="FILE", help="a key a line; read again when it changes")
 
 
@@ -138,6 +143,7 @@ def _run(options: argparse.Namespace) -> int:
             rate_limits=dict(options.rate_limit_resource),
             max_body_nbytes=parse_bytes(options.max_body),
             max_memory_nbytes=memory_nbytes() // 4 if options.max_memory is None else parse_bytes(options.max_memory),
+            shared_memory=options.shared_memory,
             max_connections=options.max_connections,
             max_under_way=options.max_requests,
             max_queue=options.max_queue,

@@ -113,16 +113,19 @@ class DataPlane:
         *,
         allows_control: bool,
         max_under_way: int = 0,
+        regions: Regions | None = None,
     ) -> None:
         self.repository = repository
         self.settings = settings
         self.allows_control = allows_control
         self.max_under_way = max_under_way
-        self.regions = Regions()
+        self.regions = regions or Regions()
         self.mailbox = Mailbox(loop, cork)
         self.num_under_way = 0
         self.is_draining = False
-        self.metadata = ServerMetadata()
+        has_regions = self.regions.prefix is not None
+        extensions = EXTENSIONS if has_regions else tuple(name for name in EXTENSIONS if name != "system_shared_memory")
+        self.metadata = ServerMetadata(extensions=extensions)
 
     @property
     def is_ready(self) -> bool:
@@ -239,7 +242,7 @@ class Journey:
         try:
             if charge is not None:
                 charge.replace(held_nbytes(outcome.values()))
-            if any(want.num_classes or want.target for want in self.wanted) and sum(map(_size, outcome.values())) > INLINE_NBYTES:
+            if self.wanted and self._is_slow(outcome):
                 self._respond_later(outcome)
                 return
             response = self._respond(outcome)
@@ -247,6 +250,10 @@ class Journey:
             self.answer(as_fault(error))
             return
         self.answer(response)
+
+    def _is_slow(self, outcome: Outputs) -> bool:
+        is_more = any(want.num_classes or want.target is not None for want in self.wanted)
+        return is_more and sum(array.size for array in outcome.values()) > INLINE_NBYTES
 
     def _respond_later(self, outcome: Outputs) -> None:
         """Sorting many values into classes, or writing them to shared memory, takes too long for the loop."""
@@ -287,10 +294,6 @@ class Journey:
         data = encode_bytes(array)
         self.plane.regions.write(want.target, data)
         return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
-
-
-def _size(array: Array) -> int:
-    return array.size
 
 
 def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:

@@ -7,7 +7,10 @@ MAX_NUM_HEADERS = 128
 MAX_CONTROL_NBYTES = 64 * 1024  # of a request that carries neither tensors nor files
 MAX_MESSAGE_NBYTES = 2**31 - 2**17  # what a window of HTTP/2, and protobuf, can hold
 MAX_FIELDS = 4096  # of a large gRPC message: its inputs, outputs and parameters together
+MAX_REGIONS = 256  # of shared memory
 MAX_WATCHES = 1024  # calls of Health/Watch at a time
+BACKLOG = 512  # connections that wait to be taken
+HANDSHAKE_SECONDS = 10.0  # for TLS
 LINGER_SECONDS = 2.0  # how long a client that was told to go may take to hang up
 GRACE_SECONDS = 0.5  # how long a server that is told to stop takes what clients sent before they heard of it
 

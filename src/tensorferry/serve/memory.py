@@ -2,6 +2,9 @@
 
 A request has a `Charge` from its first byte until its answer has gone: for its body, what that unpacks and decodes to, and the
 answer that waits to be read. What would go beyond the budget is refused, and whoever holds bytes already is not harmed.
+
+Small requests are charged beforehand, as counting the bytes of each would cost more than some models do: a connection of REST
+holds `CONNECTION_NBYTES` while it is open, one of gRPC `STREAM_NBYTES` for each call that it had at a time.
 """
 
 import threading
@@ -9,7 +12,9 @@ import threading
 from tensorferry.serve.faults import MemoryFull
 from tensorferry.units import format_bytes
 
-REQUEST_NBYTES = 2048  # what a request takes beside its bytes: a few objects, its place in queues
+CONNECTION_NBYTES = 2**16  # a connection, and a request of it that takes no more
+STREAM_NBYTES = 2**13  # a call, with a message of up to `SMALL_NBYTES`
+SMALL_NBYTES = 2**12
 
 
 class MemoryBudget:

@@ -8,6 +8,7 @@ from tensorferry.serve.memory import Charge
 from tensorferry.serve.tensors import Array
 
 _TEXT_NBYTES = 16  # that each text is worth beside its own bytes, by the time that it takes
+_FEW = 256  # elements, which take no time
 _NUMBER_NBYTES = 8  # of JSON for a number, about
 
 
@@ -81,10 +82,11 @@ class InferResponse:
         """
         num_copied = num_written = 0
         for output in self.outputs:
-            if output.target is not None:
-                continue
             array = output.array
-            if array.dtype.hasobject:
+            has_texts = array.dtype.hasobject
+            if (array.size <= _FEW and not has_texts) or output.target is not None:
+                continue
+            if has_texts:
                 num_written += _TEXT_NBYTES * array.size
                 if num_written <= INLINE_NBYTES:
                     num_written += sum(map(len, array.flat))

@@ -66,6 +66,7 @@ class RestApp:
     def __init__(self, plane: DataPlane, keys: ApiKeys | None, pages: dict[str, Page], max_body_nbytes: int) -> None:
         self.plane = plane
         self.keys = keys
+        self.has_keys = keys is not None
         self.pages = pages
         self.max_body_nbytes = max_body_nbytes
         self.tasks: set[asyncio.Task[None]] = set()
@@ -106,18 +107,22 @@ class RestApp:
 
     def _infer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
         name, version = _split_infer(path)
-        self.plane.find(name, version)  # before anything is unpacked or read for a model that is not there
-        unpacker = None
-        if b"content-encoding" in request.headers:
-            encoding = request.header(b"content-encoding").lower()
-            if encoding not in ("", "identity"):
-                unpacker = Unpacker(request.body, encoding, self.max_body_nbytes, exchange.charge)
-                request.body = unpacker.start(INLINE_NBYTES) or b""
-                unpacker = None if unpacker.is_done else unpacker
-        if unpacker is not None or not is_quick_to_read(request.body, request.header(b"inference-header-content-length")):
-            self._spawn(self._infer_large(request, exchange, name, version, unpacker), exchange)
-            return
+        if b"content-encoding" in request.headers or len(request.body) > INLINE_NBYTES:
+            self.plane.find(name, version)  # before much is unpacked or read for a model that is not there
+            unpacker = self._start_unpacking(request, exchange)
+            if unpacker is not None or not is_quick_to_read(request.body, request.header(b"inference-header-content-length")):
+                self._spawn(self._infer_large(request, exchange, name, version, unpacker), exchange)
+                return
         self._submit(request, exchange, *self._read(request, exchange, name, version))
+
+    def _start_unpacking(self, request: HttpRequest, exchange: Exchange) -> Unpacker | None:
+        """Unpack a body that is packed; what unpacks the rest where it is large."""
+        encoding = request.header(b"content-encoding").lower()
+        if encoding in ("", "identity"):
+            return None
+        unpacker = Unpacker(request.body, encoding, self.max_body_nbytes, exchange.charge)
+        request.body = unpacker.start(INLINE_NBYTES) or b""
+        return None if unpacker.is_done else unpacker
 
     async def _infer_large(
         self, request: HttpRequest, exchange: Exchange, name: str, version: str, unpacker: Unpacker | None
@@ -133,23 +138,22 @@ class RestApp:
 
     def _read(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> tuple[InferRequest, OutputForms]:
         body, request.body = request.body, b""  # what is needed of it lives on in the arrays
+        charge = exchange.charge if len(body) > INLINE_NBYTES else None
         header_length = request.header(b"inference-header-content-length")
         if header_length == "0":
-            return read_raw_request(name, version, body, self.plane.find(name, version).spec, exchange.charge)
-        return read_request(name, version, body, header_length, self.plane.regions, exchange.charge)
+            return read_raw_request(name, version, body, self.plane.find(name, version).spec, charge)
+        return read_request(name, version, body, header_length, self.plane.regions, charge)
 
     def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:
-        parent = request.headers.get(b"traceparent")
-        trace = read_trace(parent.decode("latin-1")) if parent else None
         started = time.perf_counter()
+        headers = request.headers
+        trace = read_trace(headers[b"traceparent"].decode("latin-1")) if b"traceparent" in headers else None
         # a client that names one coding wants it; one that lists all it could read gets what costs least
-        coding = request.headers.get(b"accept-encoding", b"")
+        coding = headers.get(b"accept-encoding")
         packing = coding.decode() if coding in (b"gzip", b"deflate") else ""
 
-        is_binary = _is_never if packing else forms.is_binary
-
         def answer(outcome: InferResponse | RequestFault) -> None:
-            if isinstance(outcome, InferResponse) and not outcome.is_quick_to_write(is_binary):
+            if isinstance(outcome, InferResponse) and not outcome.is_quick_to_write(_is_never if packing else forms.is_binary):
                 self._spawn(answer_later(outcome), exchange)
                 return
             finish(outcome, self._write(exchange, outcome, forms, packing))
@@ -158,10 +162,10 @@ class RestApp:
             finish(outcome, await asyncio.to_thread(self._write, exchange, outcome, forms, packing))
 
         def finish(outcome: InferResponse | RequestFault, written: Written) -> None:
-            status, headers, body = written
+            status, head, body = written
             if trace is not None and status == 200:
-                headers += b"traceparent: %s\r\n" % trace.header.encode()
-            exchange.respond(status, headers, body)
+                head += b"traceparent: %s\r\n" % trace.header.encode()
+            exchange.respond(status, head, body)
             if self.plane.settings.logs(wanted.model_name):
                 log_request(wanted, outcome, "http", status, time.perf_counter() - started, trace)
 

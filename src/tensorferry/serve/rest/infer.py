@@ -123,7 +123,7 @@ def is_quick_to_read(body: bytes, header_length: str) -> bool:
 
 
 def read_request(
-    name: str, version: str, body: bytes, header_length: str, regions: Regions, charge: Charge
+    name: str, version: str, body: bytes, header_length: str, regions: Regions, charge: Charge | None = None
 ) -> tuple[InferRequest, OutputForms]:
     """The request of a body whose JSON is `header_length` bytes long (all of it, where that is empty)."""
     head, rest = body, _NO_BYTES
@@ -135,11 +135,14 @@ def read_request(
             )
         head, rest = body[:length], memoryview(body)[length:]
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
-    nbytes = _parsed_nbytes(head) if len(head) > INLINE_NBYTES else 0
-    charge.add(nbytes)
+    nbytes = 0
+    if charge is not None and len(head) > INLINE_NBYTES:
+        nbytes = _parsed_nbytes(head)
+        charge.add(nbytes)
     layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
-    charge.add(-nbytes)
+    if nbytes and charge is not None:
+        charge.add(-nbytes)
     if layout.nbytes != len(rest):
         raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
     return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency, charge), layout.forms

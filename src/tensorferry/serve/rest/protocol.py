@@ -19,13 +19,14 @@ import httptools
 
 from tensorferry.serve.faults import MemoryFull, RequestFault
 from tensorferry.serve.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
-from tensorferry.serve.memory import REQUEST_NBYTES, Charge, MemoryBudget
+from tensorferry.serve.memory import CONNECTION_NBYTES, Charge, MemoryBudget
 from tensorferry.serve.model import Ticket
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _HEAD_END = b"\r\n\r\n"
+_CLOSE = b"connection: close\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _SCHEMES = ("http://", "https://")
@@ -68,6 +69,8 @@ Written = tuple[int, bytes, list[bytes]]  # an answer's status, headers as whole
 
 class App(Protocol):
     """What answers requests."""
+
+    has_keys: bool  # whether `admit` must be asked of each
 
     def admit(self, request: HttpRequest) -> int:
         """How many bytes a request's body may have, before any of them is read; raises RequestFault for one that is not taken."""
@@ -128,7 +131,8 @@ class Connection(asyncio.Protocol):
         self.app = app
         self.limits = limits
         self.connections = connections
-        self.charge = Charge(budget)
+        self.seat = Charge(budget)  # for the connection itself, and for small requests
+        self.charge = Charge(budget)  # for what a request takes beyond that
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.unparsed = b""  # what a client sent behind a request that is under way
@@ -150,6 +154,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         self.transport = transport
+        try:
+            self.seat.add(CONNECTION_NBYTES)
+        except MemoryFull as fault:
+            self._end_with(*self.app.explain(fault))
         if len(self.connections) >= self.limits.max_connections:
             self._refuse(503, f"{self.limits.max_connections} connections are open, which is the most this server takes")
         self.connections.add(self)
@@ -189,6 +197,7 @@ class Connection(asyncio.Protocol):
             self.exchange.abandon()
             self.exchange = None
         self.charge.release()
+        self.seat.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -255,12 +264,15 @@ class Connection(asyncio.Protocol):
 
     def _begin_known(self, request: HttpRequest) -> None:
         try:
-            self.app.admit(request)
-            self.charge.replace(REQUEST_NBYTES + len(request.body))
+            if self.app.has_keys:  # which may have changed since
+                self.app.admit(request)
+            if len(request.body) > CONNECTION_NBYTES:
+                self.charge.replace(len(request.body))
         except RequestFault as fault:
             self._end_with(*self.app.explain(fault))
             return
-        self._begin_exchange(request)
+        exchange = self.exchange = Exchange(self, request)
+        self.app.handle(request, exchange)
 
     # ---- llhttp ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +315,6 @@ class Connection(asyncio.Protocol):
             return  # it is read again without that wish
         try:
             self.max_body_nbytes = self.app.admit(request)
-            self.charge.add(REQUEST_NBYTES)
         except RequestFault as fault:
             self._end_with(*self.app.explain(fault))
             return
@@ -325,11 +336,12 @@ class Connection(asyncio.Protocol):
         if self.num_body_nbytes > self.max_body_nbytes:
             self._refuse(413, f"the body is larger than the {self.max_body_nbytes} bytes that this server takes here")
             return
-        try:
-            self.charge.add(len(body))
-        except MemoryFull as fault:
-            self._end_with(*self.app.explain(fault))
-            return
+        if self.num_body_nbytes > CONNECTION_NBYTES:
+            try:
+                self.charge.add(self.num_body_nbytes - self.charge.nbytes)
+            except MemoryFull as fault:
+                self._end_with(*self.app.explain(fault))
+                return
         if len(body) >= _SMALL_NBYTES or not self.body:
             self.body.append(body)
         elif isinstance(self.body[-1], bytearray):
@@ -371,7 +383,7 @@ class Connection(asyncio.Protocol):
             return
         nbytes = sum(map(len, body))
         closes = exchange.closes or self.is_draining
-        head = _write_head(status, headers, nbytes, closes=closes)
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, _CLOSE if closes else b"")
         self.exchange = None
         if exchange.request.method == "HEAD":
             self.transport.write(head)
@@ -386,7 +398,7 @@ class Connection(asyncio.Protocol):
             return  # what is charged stays so until it is read
         elif self.waiting or self.unparsed or self.refusal is not None:
             self._go_on_later()
-        else:
+        elif self.charge.nbytes:
             self.charge.release()
 
     def _go_on_later(self) -> None:
@@ -473,7 +485,8 @@ class Connection(asyncio.Protocol):
             self.refusal = status, headers, body
             return
         self.changed_at = time.monotonic()
-        self.transport.write(b"".join([_write_head(status, headers, sum(map(len, body)), closes=True), *body]))
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, sum(map(len, body)), _CLOSE)
+        self.transport.write(b"".join([head, *body]))
         self._half_close()
 
     def _half_close(self) -> None:
@@ -491,11 +504,6 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()  # to see it hang up
         else:
             self.transport.close()
-
-
-def _write_head(status: int, headers: bytes, nbytes: int, *, closes: bool) -> bytes:
-    end = b"connection: close\r\n" if closes else b""
-    return b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, end)
 
 
 def _strip_authority(target: str) -> str:

@@ -9,7 +9,7 @@ from tensorferry.errors import FerryError
 from tensorferry.serve.compression import Unpacker
 from tensorferry.serve.faults import InvalidRequest, MemoryFull, Unsupported
 from tensorferry.serve.limits import INLINE_NBYTES
-from tensorferry.serve.memory import REQUEST_NBYTES
+from tensorferry.serve.memory import SMALL_NBYTES
 from tensorferry.serve.rpc.heads import Field, Head
 from tensorferry.serve.rpc.messages import (
     HEAD_BLOCK,
@@ -138,11 +138,12 @@ class Call:
     def receive(self, data: bytes) -> None:
         """Bytes of the body."""
         if data and not self.is_over:
-            try:
-                self.stream.charge.add(len(data))
-            except MemoryFull as fault:
-                self.fail(fault)
-                return
+            if len(data) > SMALL_NBYTES or self.reader.num_unread:
+                try:
+                    self.stream.charge.add(len(data))
+                except MemoryFull as fault:
+                    self.fail(fault)
+                    return
             self.reader.append(data)
         self.pump()
 
@@ -295,8 +296,8 @@ class Call:
 
     def _settle(self) -> None:
         """Of a stream of messages only what is not taken yet is held, once all answers have gone."""
-        if not self.is_over:
-            self.stream.charge.replace(REQUEST_NBYTES + self.reader.num_unread)
+        if not self.is_over and self.stream.charge.nbytes > self.reader.num_unread:
+            self.stream.charge.replace(self.reader.num_unread)
 
     def _miss_deadline(self) -> None:
         self.deadline = None

@@ -13,8 +13,9 @@ import time
 from collections import OrderedDict, deque
 from typing import Any, Protocol
 
+from tensorferry.serve.faults import MemoryFull
 from tensorferry.serve.limits import RpcLimits
-from tensorferry.serve.memory import MemoryBudget
+from tensorferry.serve.memory import STREAM_NBYTES, Charge, MemoryBudget
 from tensorferry.serve.rpc.control_frames import check_begun, handle_control
 from tensorferry.serve.rpc.flow import CONNECTION_WINDOW, Inflow, Outflow
 from tensorferry.serve.rpc.frames import (
@@ -52,6 +53,8 @@ _MAX_CONTINUATIONS = 8
 _MAX_UNSENT_NBYTES = 64 * 1024
 _MAX_RESET = 1024  # streams that were reset and are remembered: frames of those that we ended may still be on their way
 _MAX_SKIPPED = 64
+_FEW_FRAMES = 8
+_MORE_SEATS = 16
 _TURN_SECONDS = 0.005  # how long one connection may keep others waiting before it goes on behind them
 
 
@@ -72,6 +75,8 @@ class Connection(asyncio.Protocol):
         self.app = app
         self.limits = limits
         self.budget = budget
+        self.seats = Charge(budget)  # for streams with small messages
+        self.num_seats = 0
         self.connections = connections
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.loop = asyncio.get_running_loop()
@@ -87,6 +92,7 @@ class Connection(asyncio.Protocol):
         self.skipped: deque[range] = deque(maxlen=_MAX_SKIPPED)  # numbers that were left out, and may not be used any more
         self.rest = b""  # what is not handled yet: the beginning of a frame, or frames that wait for the next turn
         self.is_going_on = False
+        self.has_paused = False
         self.has_begun = False  # the preface was here
         self.has_settings = False
         self.block: list[bytes] = []  # the parts of headers that are not whole
@@ -138,15 +144,18 @@ class Connection(asyncio.Protocol):
         if self.is_refused:
             self.rest = b""
         if self.is_going_on:
+            self.has_paused = True
             self.transport.pause_reading()
             self.loop.call_soon(self._go_on)
-        elif not self.transport.is_reading():
+        elif self.has_paused:
+            self.has_paused = False
             self.transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client is gone: what it waited for need not be done."""
         self.connections.discard(self)
         self._abandon_all()
+        self.seats.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -168,7 +177,7 @@ class Connection(asyncio.Protocol):
                 return 0
             self.has_begun = True
             at = len(PREFACE)
-        turn_ends_at = time.monotonic() + _TURN_SECONDS
+        num_frames, turn_ends_at = 0, 0.0
         while end_of_data - at >= HEAD_NBYTES and not self.is_refused:
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             start = at + HEAD_NBYTES
@@ -184,9 +193,13 @@ class Connection(asyncio.Protocol):
                 self.patience.spend()
                 self.reset_stream(fault.number, fault.code)
             at = end
-            if time.monotonic() > turn_ends_at and end_of_data - at >= HEAD_NBYTES and not self.is_refused:
-                self.is_going_on = True
-                break
+            num_frames += self.heads.cost or 1
+            if num_frames >= _FEW_FRAMES:  # most reads bring a call or two, for which the clock need not be asked
+                now = time.monotonic()
+                turn_ends_at = turn_ends_at or now + _TURN_SECONDS
+                if now > turn_ends_at and end_of_data - at >= HEAD_NBYTES:
+                    self.is_going_on = True
+                    break
         return at
 
     def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -263,7 +276,7 @@ class Connection(asyncio.Protocol):
         if self.is_ending:
             self.note_reset(number)  # GOAWAY has told the client that this stream will not be looked at
             return
-        if len(self.streams) >= self.limits.max_streams:
+        if len(self.streams) >= self.num_seats and not self._take_seats():
             raise StreamFault(number, Code.REFUSED_STREAM)
         ends = bool(flags & END_STREAM)
         if ends and head.content_length:
@@ -283,6 +296,17 @@ class Connection(asyncio.Protocol):
         stream.receiver = receiver
         if ends:
             receiver.receive(b"")
+
+    def _take_seats(self) -> bool:
+        """Have memory for some more streams at a time, which the connection then keeps; whether there is any."""
+        if self.num_seats >= self.limits.max_streams:
+            return False
+        try:
+            self.seats.add(_MORE_SEATS * STREAM_NBYTES)
+        except MemoryFull:
+            return False
+        self.num_seats = min(self.num_seats + _MORE_SEATS, self.limits.max_streams)
+        return True
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
         self.heads.decode(block)
@@ -394,7 +418,8 @@ class Connection(asyncio.Protocol):
         self.streams.pop(stream.number, None)
         self.outflow.drop(stream)
         self.inflow.release(stream)
-        stream.charge.release()
+        if stream.charge.nbytes:
+            stream.charge.release()
         if self.is_ending and not self.streams:
             self._half_close()
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -18,7 +18,7 @@ from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import InvalidRequest, RequestFault
 from tensorferry.serve.limits import INLINE_NBYTES
 from tensorferry.serve.logs import log_request
-from tensorferry.serve.memory import REQUEST_NBYTES, Charge
+from tensorferry.serve.memory import STREAM_NBYTES, Charge
 from tensorferry.serve.requests import InferRequest, InferResponse
 from tensorferry.serve.rpc.calls import Call, Work
 from tensorferry.serve.rpc.infer import Outline, outline, read_request, write_response
@@ -53,12 +53,11 @@ class Inference:
 
     __slots__ = ("charge", "plane", "started", "trace", "work")
 
-    def __init__(self, plane: DataPlane, charge: Charge, trace: Trace | None) -> None:
-        self.plane = plane
-        self.charge = charge
-        self.trace = trace
-        self.work: Work | None = None  # the ticket of the data plane, or a task that reads or writes
-        self.started = 0.0
+    plane: DataPlane
+    charge: Charge
+    trace: Trace | None
+    work: Work | None  # the ticket of the data plane, or a task that reads or writes
+    started: float
 
     def start(self, data: bytes) -> None:
         """Read the request and submit it; raises what is wrong with it, where it is found at once."""
@@ -94,7 +93,7 @@ class Inference:
     def _read(self, data: bytes) -> InferRequest:
         message = parse(pb.ModelInferRequest, data)
         self.identify(message)
-        return read_request(message, self.plane.regions, self.charge)
+        return read_request(message, self.plane.regions, self.charge if self.charge.nbytes else None)
 
     async def _read_and_submit(self, data: bytes, found: Outline) -> None:
         def read() -> InferRequest:
@@ -113,7 +112,7 @@ class Inference:
     def _submit(self, request: InferRequest) -> None:
         """Start it; it stands in the log when it is answered, where that is wanted."""
         if not self.plane.settings.logs(request.model_name):
-            self.work = self.plane.submit(request, lambda outcome: self._answer(outcome, None))
+            self.work = self.plane.submit(request, self._answer)
             return
         self.started = time.perf_counter()
         try:
@@ -122,30 +121,33 @@ class Inference:
             self._log(request, error, status_of(error))
             raise
 
-    def _answer(self, outcome: Outcome, logged: InferRequest | None) -> None:
+    def _answer(self, outcome: Outcome, logged: InferRequest | None = None) -> None:
         if isinstance(outcome, InferResponse) and not outcome.is_quick_to_write(_is_always):
             self.work = _start_task(self._answer_later(outcome, logged))
             return
         self.work = None
-        self._finish(outcome, (lambda: self.write(outcome)) if isinstance(outcome, InferResponse) else None, logged)
-
-    async def _answer_later(self, response: InferResponse, logged: InferRequest | None) -> None:
-        message = await asyncio.to_thread(self.write, response)
-        self.work = None  # it is this task, which ends by itself
-        self._finish(response, lambda: message, logged)
-
-    def _finish(self, outcome: Outcome, write: Callable[[], bytes] | None, logged: InferRequest | None) -> None:
         status = Status.OK
         try:
-            if write is None:
-                assert isinstance(outcome, RequestFault)
+            if isinstance(outcome, RequestFault):
                 status = self.fail(outcome)
             else:
-                self.reply(write())
+                self.reply(self.write(outcome))
         except Exception as error:
             status = self.fail(error)
         if logged is not None:
             self._log(logged, outcome, status)
+
+    async def _answer_later(self, response: InferResponse, logged: InferRequest | None) -> None:
+        status = Status.OK
+        try:
+            message = await asyncio.to_thread(self.write, response)
+            self.work = None  # it is this task, which ends by itself
+            self.reply(message)
+        except Exception as error:
+            self.work = None
+            status = self.fail(error)
+        if logged is not None:
+            self._log(logged, response, status)
 
     def _log(self, request: InferRequest, outcome: InferResponse | FerryError, status: Status) -> None:
         log_request(request, outcome, "grpc", status.name, time.perf_counter() - self.started, self.trace)
@@ -157,12 +159,16 @@ class UnaryInference(Inference):
     __slots__ = ("call",)
 
     def __init__(self, plane: DataPlane, call: Call, trace: Trace | None) -> None:
-        super().__init__(plane, call.stream.charge, trace)
+        self.plane = plane
+        self.charge = call.stream.charge
+        self.trace = trace
+        self.work = None
         self.call = call
 
     def write(self, response: InferResponse) -> bytes:
         """The bytes of a ModelInferResponse."""
-        return bytes(write_response(response).SerializeToString())
+        message: bytes = write_response(response).SerializeToString()
+        return message
 
     def reply(self, message: bytes) -> None:
         """The one answer of the call."""
@@ -179,7 +185,10 @@ class StreamedInference(Inference):
     __slots__ = ("answer", "id", "model_name", "nbytes", "stream")
 
     def __init__(self, stream: "StreamInfer", nbytes: int) -> None:
-        super().__init__(stream.plane, Charge(stream.call.stream.charge.budget), stream.trace)
+        self.plane = stream.plane
+        self.charge = Charge(stream.call.stream.charge.budget)
+        self.trace = stream.trace
+        self.work = None
         self.stream = stream
         self.nbytes = nbytes
         self.model_name = self.id = ""
@@ -238,7 +247,7 @@ class StreamInfer:
         self.slots.append(slot)
         self.num_nbytes += slot.nbytes
         try:
-            slot.charge.add(REQUEST_NBYTES + len(message))
+            slot.charge.add(STREAM_NBYTES + len(message))
             slot.start(message)
         except Exception as error:
             slot.fail(error)
@@ -280,7 +289,8 @@ class StreamInfer:
 def _write_final(response: Any) -> bytes:
     """A stream's answer; clients of models with many answers wait for the last one, and here the first is."""
     response.infer_response.parameters["triton_final_response"].bool_param = True
-    return bytes(response.SerializeToString())
+    message: bytes = response.SerializeToString()
+    return message
 
 
 def _start_task(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

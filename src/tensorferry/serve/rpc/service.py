@@ -9,7 +9,6 @@ from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import Unsupported
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
-from tensorferry.serve.memory import REQUEST_NBYTES
 from tensorferry.serve.rpc import health
 from tensorferry.serve.rpc.calls import Call, Listener, Run, Unary
 from tensorferry.serve.rpc.heads import Head, write_first_block
@@ -32,6 +31,7 @@ class Service:
     def __init__(self, plane: DataPlane, keys: ApiKeys | None, max_message_nbytes: int) -> None:
         self.keys = keys
         self.max_message_nbytes = max_message_nbytes
+        self.max_control_nbytes = min(MAX_CONTROL_NBYTES, max_message_nbytes)
         probe = health.Health(plane, frozenset({"", _SERVICE, health.SERVICE}))
         runs: dict[str, Run] = {
             f"/{_SERVICE}/{name}": partial(_answer_later, kind, answer)
@@ -47,16 +47,13 @@ class Service:
 
     def open(self, stream: Stream, head: Head) -> Call:
         """Begin a call, or end it at once."""
-        carries_data = head.path in self.data_paths
-        max_nbytes = self.max_message_nbytes if carries_data else min(MAX_CONTROL_NBYTES, self.max_message_nbytes)
-        call = Call(stream, head, max_nbytes)
+        call = Call(stream, head, self.max_message_nbytes if head.path in self.data_paths else self.max_control_nbytes)
         if head.method != "POST":
             call.refuse(_NOT_POST)
         elif not _is_grpc(head.content_type):
             call.refuse(_NOT_GRPC)
         else:
             try:
-                stream.charge.add(REQUEST_NBYTES)
                 call.start(self._find(head)(call))
             except Exception as error:
                 call.fail(error)
