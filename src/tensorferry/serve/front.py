@@ -61,22 +61,20 @@ class Front(Generic[AnyConnection]):
         for connection in list(self.connections):
             connection.drain()
         started = self.loop.time()
-        await self._wait_until_empty(started + min(GRACE_SECONDS, seconds / 2))
+        if self.connections:  # those who leave may come again at once, with a call that they had begun
+            await asyncio.sleep(min(GRACE_SECONDS, seconds / 2))
         if self.server is not None:
             self.server.close()
         if self.greeter is not None:
             self.greeter.close()
         for connection in list(self.connections):
             connection.end()
-        await self._wait_until_empty(started + seconds)
+        while self.connections and self.loop.time() < started + seconds:
+            await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
         if self.sweeper is not None:
             self.sweeper.cancel()
-
-    async def _wait_until_empty(self, end: float) -> None:
-        while self.connections and self.loop.time() < end:
-            await asyncio.sleep(0.02)
 
     def _make(self) -> Any:
         connection = self.make(self.connections)

@@ -12,7 +12,7 @@ MAX_WATCHES = 1024  # calls of Health/Watch at a time
 BACKLOG = 512  # connections that wait to be taken
 HANDSHAKE_SECONDS = 10.0  # for TLS
 LINGER_SECONDS = 2.0  # how long a client that was told to go may take to hang up
-GRACE_SECONDS = 0.5  # how long a server that is told to stop takes what clients sent before they heard of it
+GRACE_SECONDS = 1.0  # how long a server that is told to stop takes what clients sent before they heard of it
 
 # How much the event loop decodes or encodes itself. More than that takes longer than others should wait, and goes to a thread.
 INLINE_NBYTES = 64 * 1024  # of JSON, texts, or what is compressed
