@@ -21,8 +21,10 @@ from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 from wire import SERVICE, Wire, make_request, pack
 
+from tensorferry.serve.faults import TooLarge
+from tensorferry.serve.limits import MAX_WATCHES
 from tensorferry.serve.rpc.frames import RST_STREAM, Code, Setting
-from tensorferry.serve.rpc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthCheckRequest, HealthCheckResponse
+from tensorferry.serve.rpc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, Health, HealthCheckRequest, HealthCheckResponse
 from tensorferry.serve.rpc.messages import Status
 
 Start = Callable[..., RunningServer]
@@ -412,3 +414,33 @@ def test_sigterm_ends_a_stream_on_which_nothing_is_under_way(start_server: Start
         assert "shutting down" in str(error)
         stopper.join(timeout=20)
         assert not stopper.is_alive()
+
+
+class Silent:
+    """A call that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self.work: object = None
+
+    def send(self, message: bytes) -> None:
+        """Keep it."""
+        self.told.append(message)
+
+
+def test_more_watches_than_the_server_takes_are_refused() -> None:
+    class Ready:
+        is_ready, is_draining = True, False
+
+    async def watch() -> None:
+        probe = Health(Ready(), frozenset({""}))  # type: ignore[arg-type]
+        calls = [Silent() for _ in range(MAX_WATCHES)]
+        for call in calls:
+            probe.watch(call, b"")  # type: ignore[arg-type]
+        with pytest.raises(TooLarge, match=str(MAX_WATCHES)):
+            probe.watch(Silent(), b"")  # type: ignore[arg-type]
+        assert len(probe.watchers) == MAX_WATCHES
+        calls[0].work.cancel()  # type: ignore[attr-defined]
+        probe.watch(Silent(), b"")  # type: ignore[arg-type]
+
+    asyncio.run(watch())
