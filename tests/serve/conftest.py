@@ -38,7 +38,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[RunningServer]:
     """A server of `repository` that allows control; tests leave it as they found it."""
-    running = RunningServer(repository, "--model-control-mode", "explicit", *load_all(repository))
+    running = RunningServer(repository, "--model-control-mode", "explicit", "--shared-memory", "ferry_", *load_all(repository))
     running.wait_for("ready:")
     yield running
     assert running.stop() == 0

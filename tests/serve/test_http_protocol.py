@@ -1,5 +1,6 @@
 """Requests are the same ones however the network cuts them, whether their head is read or known from the request before."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,7 +8,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorferry.serve.rest.protocol import Connection, Exchange, HttpLimits, HttpRequest
+from tensorferry.serve.limits import HttpLimits
+from tensorferry.serve.memory import MemoryBudget
+from tensorferry.serve.rest.protocol import Connection, Exchange, HttpRequest, Written
 
 HEAD = "POST /{path} HTTP/1.1\r\nhost: here\r\ncontent-length: {nbytes}\r\n\r\n"
 CHUNKED = b"POST /chunked HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n"
@@ -34,10 +37,19 @@ class Echo:
         else:
             exchange.respond(200, b"", [])
 
-    def refuse(self, status: int, message: str) -> tuple[bytes, bytes]:
+    def admit(self, request: HttpRequest) -> int:
+        """Anything."""
+        _ = request
+        return 2**20
+
+    def refuse(self, status: int, message: str) -> Written:
         """Keep that as well."""
         self.asked.append((f"refused with {status}", message.encode()))
-        return b"", b""
+        return status, b"", []
+
+    def explain(self, error: Exception) -> Written:
+        """Nothing goes wrong here."""
+        raise error
 
 
 class Line:
@@ -73,7 +85,7 @@ class Line:
 
 def connect(app: Echo) -> tuple[Connection, Line]:
     """A connection to `app`."""
-    connection, line = Connection(app, HttpLimits(), set()), Line()
+    connection, line = Connection(app, HttpLimits(), MemoryBudget(2**20), set()), Line()
     connection.connection_made(line)
     return connection, line
 
@@ -107,39 +119,41 @@ def _borders(asked: list[tuple[str, bytes]]) -> Iterator[int]:
 def test_requests_do_not_depend_on_how_they_arrive(cut: tuple[list[tuple[str, bytes]], list[bytes]], is_slow: bool) -> None:
     asked, pieces = cut
     app = Echo(is_slow=is_slow)
-    connection, line = connect(app)
-    for piece in pieces:
-        connection.data_received(piece)
-    while app.owed:
-        app.owed.pop().respond(200, b"", [])
+    line = asyncio.run(deliver(app, pieces))
     assert app.asked == [(f"/{path}", body) for path, body in asked]
     assert line.num_answers == len(asked)
 
 
+async def deliver(app: Echo, pieces: list[bytes]) -> Line:
+    """Have pieces arrive, and everything that is in them answered."""
+    connection, line = connect(app)
+    for piece in pieces:
+        connection.data_received(piece)
+    while connection.exchange is not None or connection.is_going_on:
+        while app.owed:
+            app.owed.pop().respond(200, b"", [])
+        await asyncio.sleep(0)
+    return line
+
+
 def test_a_request_in_the_body_of_another_is_not_taken_for_one() -> None:
     app = Echo()
-    connection, _ = connect(app)
-    connection.data_received(INNER)  # its head is known from here on
     outer = make_request("outer", INNER)
-    connection.data_received(INNER + outer[: -len(INNER)])
-    connection.data_received(outer[-len(INNER) :])
+    # the head of the first is known from there on
+    asyncio.run(deliver(app, [INNER, INNER + outer[: -len(INNER)], outer[-len(INNER) :]]))
     assert app.asked == [("/inner", b"1234"), ("/inner", b"1234"), ("/outer", INNER)]
 
 
 def test_a_head_that_does_not_tell_the_length_is_read_each_time() -> None:
     app = Echo()
-    connection, line = connect(app)
-    for _ in range(3):
-        connection.data_received(CHUNKED)
+    line = asyncio.run(deliver(app, [CHUNKED] * 3))
     assert app.asked == [("/chunked", b"abcd")] * 3
     assert line.num_answers == 3
 
 
 def test_what_follows_the_last_request_of_a_connection_is_not_answered() -> None:
     app = Echo()
-    connection, line = connect(app)
-    last = INNER.replace(b"host: here", b"connection: close")
-    connection.data_received(last)
-    connection.data_received(last)
+    last = INNER.replace(b"host: here", b"host: here\r\nconnection: close")
+    line = asyncio.run(deliver(app, [last, last]))
     assert app.asked == [("/inner", b"1234")]
     assert line.num_answers == 1

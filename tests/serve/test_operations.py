@@ -3,8 +3,12 @@
 import contextlib
 import hashlib
 import json
+import logging
 import queue
+import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -25,8 +29,11 @@ from tritonclient.utils import InferenceServerException
 
 from tensorferry.cli import main
 from tensorferry.errors import BadOption
-from tensorferry.serve.faults import Denied
+from tensorferry.serve.faults import Denied, InvalidRequest, TooLarge
 from tensorferry.serve.keys import ApiKeys
+from tensorferry.serve.limits import MAX_REGIONS
+from tensorferry.serve.logs import TextFormatter
+from tensorferry.serve.shared_memory import Regions
 
 X = np.ones((1, 4), np.float32)
 GOOD = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
@@ -356,3 +363,79 @@ def test_an_option_that_cannot_be_used_is_one_line_and_code_2(
     lines = capsys.readouterr().err.splitlines()
     assert says in lines[-1]
     assert lines[-1].startswith("ferry: ")
+
+
+def test_tls_handshakes_count_as_connections(start_server: Start, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    save_scale(tmp_path, "double", 2.0)
+    server = start_server(tmp_path, "--tls-cert", str(cert), "--tls-key", str(key), "--max-connections", "8")
+    for address in (server.http, server.grpc):
+        host, _, port = address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            lines = [stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(40)]
+            for line in lines[8:]:  # nobody says anything, and those who are too many are hung up on
+                assert line.recv(1) == b""
+            lines[0].settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                lines[0].recv(1)
+    context = ssl.create_default_context(cafile=str(cert))
+    for _ in range(100):  # the server sees the others leave when it gets to it
+        with contextlib.suppress(OSError):
+            assert fetch(f"https://{server.http}/v2/models/double/infer", GOOD, context)[0] == 200
+            return
+    pytest.fail("nobody is let in any more")
+
+
+def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path) -> None:
+    save_scale(tmp_path, "double", 2.0)
+    command = [sys.executable, "-m", "tensorferry.cli", "serve", str(tmp_path), "--http-port", "0", "--no-grpc"]
+    process = subprocess.Popen([*command, "--log-verbose", "1"], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        address = process.stderr.readline().split(b"http://")[1].strip().decode()
+        body = GOOD.replace(b'{"inputs"', b'{"id": "%s", "inputs"' % (b"i" * 4000))
+        while fetch(f"http://{address}/v2/health/ready")[0] != 200:
+            time.sleep(0.05)
+        for _ in range(200):  # far more than a pipe holds
+            assert fetch(f"http://{address}/v2/models/double/infer", body)[0] == 200
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_control_characters_of_clients_do_not_reach_the_terminal() -> None:
+    record = logging.LogRecord("ferry", logging.INFO, "", 0, "model '%s'", ("\x1b[2J\r\n\x9b1A\u2028ä",), None)
+    line = TextFormatter().format(record)
+    assert line.endswith("model '\\x1b[2J\\r\\n\\x9b1A\\u2028ä'")
+
+
+def test_shared_memory_is_off_unless_it_is_asked_for(start_server: Start, tmp_path: Path) -> None:
+    save_scale(tmp_path, "double", 2.0)
+    server = start_server(tmp_path)
+    url = f"http://{server.http}/v2/systemsharedmemory/region/r/register"
+    status, body, _ = fetch(url, json.dumps({"key": "/ferry_off", "byte_size": 16}).encode())
+    assert (status, b"--shared-memory" in body) == (501, True)
+    assert "system_shared_memory" not in json.loads(fetch(f"http://{server.http}/v2")[1])["extensions"]
+
+
+def test_shared_memory_is_bounded_in_names_regions_and_bytes() -> None:
+    path = Path("/dev/shm/ferry_bounds")
+    path.write_bytes(bytes(4096))
+    regions = Regions("ferry_", 4096 + MAX_REGIONS)
+    try:
+        for key in ("other", "/other", "/Ferry_bounds"):
+            with pytest.raises(InvalidRequest, match="does not begin with 'ferry_'"):
+                regions.register("r", key, 0, 1)
+        regions.register("large", "/ferry_bounds", 0, 4096)
+        with pytest.raises(TooLarge, match="bytes together"):
+            regions.register("more", "/ferry_bounds", 0, MAX_REGIONS + 1)
+        for number in range(MAX_REGIONS - 1):
+            regions.register(str(number), "/ferry_bounds", 0, 1)
+        with pytest.raises(TooLarge, match=f"{MAX_REGIONS} regions"):
+            regions.register("last", "/ferry_bounds", 0, 1)
+    finally:
+        regions.close()
+        path.unlink()

@@ -235,6 +235,7 @@ def test_a_model_that_came_as_files_outlives_a_load_that_fails(root: Path, repos
         ("sent", {"file:1": b"", "file:1/model.onnx": b""}, "cannot keep the file 'file:1/model.onnx'"),
         ("sent", {"file:1/" + "n" * 300: b""}, "File name too long"),
         ("sent", {"file:../out": b""}, "outside of the model's folder"),
+        ("sent", {"file:" + "a/" * 5000 + "b": b""}, "longer than 512 characters"),
         ("n" * 400, {"file:1/model.onnx": b""}, "cannot be the name"),
     ],
 )

@@ -1,5 +1,7 @@
 """Tensors on the wire: what goes in comes out, and nothing that lies gets in."""
 
+import tracemalloc
+
 import numpy as np
 import orjson
 import pytest
@@ -100,6 +102,25 @@ def test_wrong_bytes_say_what_is_wrong(datatype: str, shape: list[int], data: by
 def test_wrong_json_says_what_is_wrong(datatype: str, data: object, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         decode_json(datatype, (1,), data, "x")
+
+
+def test_one_long_text_among_numbers_does_not_become_the_width_of_all() -> None:
+    text = "x" * 20_000
+    for data in ([text, *[1] * 4000], [*[[1, 1]] * 2000, [1, text]], [1, [text]], [text, [1]]):
+        tracemalloc.start()
+        with pytest.raises(InvalidRequest):
+            decode_json("FP32", (4001,), data, "x")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**20  # as a NumPy array of texts these would be 320 MB
+
+
+@given(tensors())
+def test_nested_lists_are_their_elements_in_order(sent: tuple[str, np.ndarray]) -> None:
+    datatype, array = sent
+    if datatype in ("BYTES", "BF16") or array.ndim == 0:
+        return
+    np.testing.assert_array_equal(decode_json(datatype, array.shape, array.tolist(), "x"), array)
 
 
 def test_any_byte_but_zero_is_true_and_unaligned_bytes_are_moved() -> None:

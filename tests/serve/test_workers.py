@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models import save_scale
 from running import RunningServer
+
+from tensorferry.errors import BadModel
+from tensorferry.serve.faults import ModelFault
+from tensorferry.serve.runtimes.runtime import LoadOptions
+from tensorferry.serve.runtimes.worker import WorkerRunner
 
 X = [[1.0, 2.0], [3.0, 4.0], [-1.0, 0.0]]
 Start = Callable[..., RunningServer]
@@ -95,3 +101,21 @@ def test_a_framework_serves_from_a_process_that_comes_and_goes_with_its_model(
         assert time.monotonic() < end
         time.sleep(0.05)
     assert infer(server)[0] == 404
+
+
+def test_a_worker_that_could_not_be_started_again_is_started_when_it_can(tmp_path: Path) -> None:
+    path = save_scale(tmp_path, "double", 2.0)
+    runner = WorkerRunner("onnxruntime", LoadOptions(path=path))
+    x = np.ones((1, 4), np.float32)
+    try:
+        assert runner.process is not None
+        os.kill(runner.process.pid or 0, signal.SIGKILL)
+        runner.process.join()
+        away = path.rename(tmp_path / "away")
+        for _ in range(2):
+            with pytest.raises((BadModel, ModelFault)):
+                runner.run({"x": x}, ["y"])
+        away.rename(path)
+        np.testing.assert_array_equal(runner.run({"x": x}, ["y"])[0], 2 * x)
+    finally:
+        runner.close()

@@ -48,6 +48,11 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts REST and gRPC")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
     group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="clients must have a certificate of this authority")
+    group.add_argument(
+        "--shared-memory",
+        metavar="PREFIX",
+        help="let clients of this machine register shared memory whose names begin with PREFIX (default: off)",
+    )
     group.add_argument("--api-keys", type=Path, metavar="FILE", help="a key a line; read again when it changes")
 
 
@@ -89,6 +94,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--max-body", default="64MiB", metavar="BYTES", help="the largest request (default %(default)s)")
     group.add_argument(
+        "--max-memory",
+        metavar="BYTES",
+        help="for all that clients make the server hold: requests, queues, unread answers (default: a quarter of RAM)",
+    )
+    group.add_argument(
         "--max-connections",
         type=positive,
         default=ServeOptions.max_connections,
@@ -112,6 +122,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from tensorferry.machine import memory_nbytes
     from tensorferry.serve.start import start
 
     if options.no_http and options.no_grpc:
@@ -133,6 +144,8 @@ def _run(options: argparse.Namespace) -> int:
             cache_nbytes=0 if options.cache_size is None else parse_bytes(options.cache_size),
             rate_limits=dict(options.rate_limit_resource),
             max_body_nbytes=parse_bytes(options.max_body),
+            max_memory_nbytes=memory_nbytes() // 4 if options.max_memory is None else parse_bytes(options.max_memory),
+            shared_memory=options.shared_memory,
             max_connections=options.max_connections,
             max_under_way=options.max_requests,
             max_queue=options.max_queue,

@@ -96,24 +96,20 @@ def _tiles(view: RunView) -> Iterator[Tile]:
 def _charts(view: RunView) -> Iterator[Chart]:
     taken = _taken(view)
     losses: Points = [(row["step"], row["loss"]) for row in taken]
-    yield Chart("Loss", (Curve("every step", losses, "faint"), Curve("smoothed", smooth(losses))), _short)
+    yield Chart("Loss", (Curve("every step", losses, "faint"), Curve("smoothed", smooth(losses))), rounded)
     names = list(dict.fromkeys(name for row in view.rows for name in row.get("held_out", {})))
     for name in sorted(names, key=lambda name: name != view.metric):
         points = [(row["step"], row["held_out"][name]) for row in view.rows if name in row.get("held_out", {})]
-        yield Chart(f"{name}, held-out data", (Curve("", points, "marked"),), _short)
+        yield Chart(f"{name}, held-out data", (Curve("", points, "marked"),), rounded)
     speeds: Points = [(row["step"], view.batch / (row["seconds"] + row["wait_seconds"])) for row in taken]
     curves = (Curve("every step", speeds, "faint"), Curve("smoothed", smooth(speeds)))
-    yield Chart("Samples a second, waiting included", curves, _short, from_zero=True)
+    yield Chart("Samples a second, waiting included", curves, rounded, from_zero=True)
     peaks: Points = [(row["step"], row["peak_nbytes"]) for row in taken if row["peak_nbytes"]]
     levels = (Level(f"budget {format_bytes(view.budget_nbytes)}", view.budget_nbytes),) if view.budget_nbytes else ()
     title = "Highest memory so far" if view.budget_nbytes else "Memory, highest in each step"
     yield Chart(title, (Curve("", peaks),), format_bytes, levels, from_zero=True, in_bytes=True)
     waits: Points = [(row["step"], row["wait_seconds"]) for row in taken]
     yield Chart("Waiting for data in each step", (Curve("", waits),), format_seconds, from_zero=True)
-
-
-def _short(value: float) -> str:
-    return rounded(value)
 
 
 def _memory(report: ReportData) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tensorferry import __version__
 from tensorferry.serve.classify import classify
 from tensorferry.serve.cork import Cork
 from tensorferry.serve.faults import InvalidRequest, RequestFault, Unavailable, as_fault
+from tensorferry.serve.limits import INLINE_NBYTES
 from tensorferry.serve.logs import LOGGER
 from tensorferry.serve.model import Model, Outputs, Ticket
 from tensorferry.serve.repository import Repository, VersionState
@@ -23,7 +24,7 @@ from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor
 from tensorferry.serve.scheduler import Closed
 from tensorferry.serve.settings import Settings
 from tensorferry.serve.shared_memory import Regions
-from tensorferry.serve.tensors import DATATYPES, Array, encode_bytes
+from tensorferry.serve.tensors import DATATYPES, Array, encode_bytes, held_nbytes
 
 Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
@@ -53,13 +54,13 @@ class Mailbox:
     def __init__(self, loop: asyncio.AbstractEventLoop, cork: Cork) -> None:
         self.loop = loop
         self.cork = cork
-        self.waiting: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self.waiting: deque[tuple[Callable[[Any], object], Any]] = deque()
         self.lock = threading.Lock()
         self.thread_id = threading.get_ident()
         self.is_called = False
         self.is_telling = False
 
-    def post(self, call: Callable[[Any], None], value: Any) -> None:
+    def post(self, call: Callable[[Any], object], value: Any) -> None:
         """Have `call(value)` made on the loop."""
         if self.cork.is_flushing and not self.is_telling and threading.get_ident() == self.thread_id:
             self.is_telling = True
@@ -84,7 +85,7 @@ class Mailbox:
             _tell(call, value)
 
 
-def _tell(call: Callable[[Any], None], value: Any) -> None:
+def _tell(call: Callable[[Any], object], value: Any) -> None:
     try:
         call(value)
     except Exception:  # whoever comes next must hear theirs all the same
@@ -112,16 +113,19 @@ class DataPlane:
         *,
         allows_control: bool,
         max_under_way: int = 0,
+        regions: Regions | None = None,
     ) -> None:
         self.repository = repository
         self.settings = settings
         self.allows_control = allows_control
         self.max_under_way = max_under_way
-        self.regions = Regions()
+        self.regions = regions or Regions()
         self.mailbox = Mailbox(loop, cork)
         self.num_under_way = 0
         self.is_draining = False
-        self.metadata = ServerMetadata()
+        has_regions = self.regions.prefix is not None
+        extensions = EXTENSIONS if has_regions else tuple(name for name in EXTENSIONS if name != "system_shared_memory")
+        self.metadata = ServerMetadata(extensions=extensions)
 
     @property
     def is_ready(self) -> bool:
@@ -165,10 +169,10 @@ class DataPlane:
 
         It is called after this has returned; or before, where the caller lets that be: `at_once`.
         """
-        if self.is_draining:
-            raise Unavailable("the server is shutting down")
         if self.max_under_way and self.num_under_way >= self.max_under_way:
             raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
+        if request.charge is not None:
+            request.charge.add(held_nbytes(request.inputs.values()))
         for _ in range(_MAX_TRIES):
             model = self.find(request.model_name, request.model_version)
             wanted = check_wanted(model, request.wanted)
@@ -233,12 +237,35 @@ class Journey:
         if isinstance(outcome, RequestFault):
             self.answer(outcome)
             return
+        charge = self.request.charge
+        self.request.inputs = {}  # the answer may wait for long, and needs them no more
         try:
+            if charge is not None:
+                charge.replace(held_nbytes(outcome.values()))
+            if self.wanted and self._is_slow(outcome):
+                self._respond_later(outcome)
+                return
             response = self._respond(outcome)
         except Exception as error:
             self.answer(as_fault(error))
             return
         self.answer(response)
+
+    def _is_slow(self, outcome: Outputs) -> bool:
+        is_more = any(want.num_classes or want.target is not None for want in self.wanted)
+        return is_more and sum(array.size for array in outcome.values()) > INLINE_NBYTES
+
+    def _respond_later(self, outcome: Outputs) -> None:
+        """Sorting many values into classes, or writing them to shared memory, takes too long for the loop."""
+
+        def make() -> None:
+            try:
+                made: InferResponse | RequestFault = self._respond(outcome)
+            except Exception as error:
+                made = as_fault(error)
+            self.plane.mailbox.post(self.answer, made)
+
+        asyncio.get_running_loop().run_in_executor(None, make)
 
     def cancel(self) -> None:
         """The client went away."""

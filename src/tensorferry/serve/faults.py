@@ -3,6 +3,7 @@
 RequestFault
 ├── InvalidRequest   the request contradicts itself, the model or a limit
 ├── TooLarge         more bytes than the server takes
+├── MemoryFull       more bytes than it has left for clients just now
 ├── Denied           no key, or a wrong one
 ├── Forbidden        sent by a page of another site
 ├── NotFound         no such model, version, region or address
@@ -25,6 +26,10 @@ class InvalidRequest(RequestFault):
 
 class TooLarge(RequestFault):
     """More bytes than the server takes."""
+
+
+class MemoryFull(RequestFault):
+    """More bytes than the server has left for clients just now."""
 
 
 class Denied(RequestFault):

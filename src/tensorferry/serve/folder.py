@@ -10,6 +10,7 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.faults import InvalidRequest
 
 Fingerprint = tuple[object, ...]
+_MAX_KEY_LENGTH = 512  # of a file that a client sends
 
 
 def list_models(root: Path) -> set[str]:
@@ -45,6 +46,8 @@ def store_upload(name: str, files: dict[str, bytes]) -> Path:
     try:
         for key, data in files.items():
             path = folder / key.removeprefix("file:")
+            if len(key) > _MAX_KEY_LENGTH:  # before its parts become folders within folders
+                raise InvalidRequest(f"the name of the file {key[:40]!r}... is longer than {_MAX_KEY_LENGTH} characters")
             if "\0" in key or not path.resolve().is_relative_to(folder.resolve()) or path.resolve() == folder.resolve():
                 raise InvalidRequest(f"the file {key!r} would be outside of the model's folder")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +55,7 @@ def store_upload(name: str, files: dict[str, bytes]) -> Path:
     except OSError as error:
         drop_upload(folder)
         raise InvalidRequest(f"cannot keep the file {key!r}: {error.strerror}") from None
-    except InvalidRequest:
+    except BaseException:
         drop_upload(folder)
         raise
     return folder

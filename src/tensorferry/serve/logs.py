@@ -1,16 +1,22 @@
 """The server's log on standard error: text for people, or one JSON object a line for collectors."""
 
+import contextlib
 import json
 import logging
+import queue
 import sys
+import threading
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from tensorferry.serve.requests import InferRequest, InferResponse
 from tensorferry.serve.tracing import TraceContext
 
 LOGGER = "tensorferry.serve"
 _LOG = logging.getLogger(LOGGER)
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+_MAX_WAITING = 10_000  # records that are not written yet; of more, only their number is said
+_FLUSH_SECONDS = 2.0  # to write what waits, at the end
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,13 +42,63 @@ class TextFormatter(logging.Formatter):
         """The line of a record."""
         fields = "".join(f" {key}={value}" for key, value in getattr(record, "fields", {}).items())
         text = f"{_timestamp(record.created)} {record.levelname.lower():7} {record.getMessage()}{fields}"
-        text = text.replace("\n", "\\n")  # a name from a client must not look like a line of its own
+        text = text.translate(_ESCAPES)  # a name from a client must not look like a line of its own, nor move the cursor
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class ThreadHandler(logging.Handler):
+    """Writes in a thread of its own: a pipe that nobody reads stops that thread, and not the server."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self.stream = stream
+        self.lines: queue.Queue[str | None] = queue.Queue(_MAX_WAITING)
+        self.num_dropped = 0
+        self.thread = threading.Thread(target=self._write, name="ferry-log", daemon=True)
+        self.thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written."""
+        try:
+            self.lines.put_nowait(self.format(record))
+        except queue.Full:
+            self.num_dropped += 1
+
+    def flush(self) -> None:
+        """Wait a while for what was said to be written."""
+        end = time.monotonic() + _FLUSH_SECONDS
+        while self.lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Write what waits, unless nobody reads it, and end."""
+        self.flush()
+        with contextlib.suppress(queue.Full):
+            self.lines.put_nowait(None)
+        self.thread.join(_FLUSH_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        while (line := self.lines.get()) is not None:
+            dropped, self.num_dropped = self.num_dropped, 0
+            try:
+                self.stream.write(f"{line}\n")
+                if dropped:
+                    self.stream.write(self.format(_note_dropped(dropped)) + "\n")
+                self.stream.flush()
+            except (OSError, ValueError):  # whoever read it is gone
+                pass
+            self.lines.task_done()
+
+
+def _note_dropped(number: int) -> logging.LogRecord:
+    text = f"{number} lines of the log were dropped: nobody read them in time"
+    return logging.LogRecord(LOGGER, logging.WARNING, "", 0, text, (), None)
 
 
 def start_log(is_json: bool, level: int = logging.INFO) -> logging.Handler:
     """Write the server's log to standard error; the handler is returned so that it can be taken off again."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = ThreadHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if is_json else TextFormatter())
     _LOG.addHandler(handler)
     _LOG.setLevel(level)

@@ -70,6 +70,7 @@ class RequestTicket:
         """Let the queue drop it; one that already runs is finished for nobody."""
         if self.job is not None and not self.job.cancelled:
             self.job.cancelled = True
+            self.job.inputs = {}  # it may wait for long before the queue drops it
             self.model.stats.record_failure(time.perf_counter_ns() - self.started, "CANCELED")
 
     def finish(self, outcome: list[Array] | RequestFault) -> None:

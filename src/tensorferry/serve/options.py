@@ -24,6 +24,8 @@ class ServeOptions:
     cache_nbytes: int = 0
     rate_limits: Mapping[str, int] = field(default_factory=dict)
     max_body_nbytes: int = 64 * 2**20
+    max_memory_nbytes: int = 2**30  # for everything that clients make the server hold
+    shared_memory: str | None = None  # with which the names of objects begin that clients may register; None: none
     max_connections: int = 1024
     max_under_way: int = 0
     max_queue: int = 0

@@ -20,8 +20,10 @@ from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.front import Front
 from tensorferry.serve.keys import ApiKeys
 from tensorferry.serve.limiter import Limiter
+from tensorferry.serve.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
 from tensorferry.serve.loading import Workshop
 from tensorferry.serve.logs import LOGGER, start_log
+from tensorferry.serve.memory import MemoryBudget
 from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.page import make_page, make_status
@@ -29,10 +31,10 @@ from tensorferry.serve.repository import Repository
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
 from tensorferry.serve.rpc import http2
-from tensorferry.serve.rpc.limits import MAX_MESSAGE_NBYTES, RpcLimits
 from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.settings import Settings
+from tensorferry.serve.shared_memory import Regions
 
 _LOG = logging.getLogger(LOGGER)
 _GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
@@ -51,7 +53,8 @@ def serve(options: ServeOptions) -> int:
             uvloop.run(_serve_until_told(options, last_call))
     finally:
         last_call.cancel()
-        logging.getLogger(LOGGER).removeHandler(handler)
+        _LOG.removeHandler(handler)
+        handler.close()
     return 0
 
 
@@ -94,7 +97,9 @@ class Server:
             workshop.cork,
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
+            regions=Regions(options.shared_memory, options.max_memory_nbytes),
         )
+        self.budget = MemoryBudget(options.max_memory_nbytes)
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
         self.http: Front[rest.Connection] | None = None
         self.grpc: Front[http2.Connection] | None = None
@@ -129,13 +134,13 @@ class Server:
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, self.keys, pages, options.max_body_nbytes)
-        limits = rest.HttpLimits(
+        limits = HttpLimits(
             max_body_nbytes=options.max_body_nbytes,
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
         tls = _make_tls(options, "http/1.1")
-        self.http = Front(lambda connections: rest.Connection(app, limits, connections))
+        self.http = Front(lambda connections: rest.Connection(app, limits, self.budget, connections), limits.max_connections)
         self.http_port = await _listen(self.http, options.host, port, tls)
         _LOG.info("HTTP on %s://%s:%d", "https" if tls else "http", options.host, self.http_port)
 
@@ -147,7 +152,9 @@ class Server:
             read_seconds=options.read_seconds,
         )
         service = Service(self.plane, self.keys, limits.max_message_nbytes)
-        self.grpc = Front(lambda connections: http2.Connection(service, limits, connections))
+        self.grpc = Front(
+            lambda connections: http2.Connection(service, limits, self.budget, connections), options.max_connections
+        )
         self.grpc_port = await _listen(self.grpc, options.host, port, _make_tls(options, "h2"))
         _LOG.info("gRPC on %s:%d", options.host, self.grpc_port)
 
@@ -169,6 +176,8 @@ class Server:
 def _end_now() -> None:
     """End the process with whatever is still under way."""
     _LOG.warning("the time to drain is over; what is still under way is dropped")
+    for handler in _LOG.handlers:
+        handler.flush()
     kill_workers()
     os._exit(0)
 

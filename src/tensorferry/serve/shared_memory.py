@@ -9,7 +9,8 @@ import re
 import threading
 from dataclasses import dataclass
 
-from tensorferry.serve.faults import Conflict, InvalidRequest, NotFound
+from tensorferry.serve.faults import Conflict, InvalidRequest, NotFound, TooLarge, Unsupported
+from tensorferry.serve.limits import MAX_REGIONS
 from tensorferry.serve.requests import RegionSlice
 
 _KEY = re.compile(r"/?[^/\0]{1,254}")
@@ -30,17 +31,24 @@ class Region:
 class Regions:
     """The regions that clients have registered, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str | None = None, max_nbytes: int = 0) -> None:
+        self.prefix = prefix  # with which the names of objects begin that clients may use; None: they may use none
+        self.max_nbytes = max_nbytes  # of all regions together
         self.regions: dict[str, Region] = {}
         self.lock = threading.Lock()
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
         """Open a shared-memory object; the client may unlink it afterwards."""
+        if self.prefix is None:
+            raise Unsupported("shared memory is off; start the server with --shared-memory PREFIX")
         if not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
             raise InvalidRequest(f"the shared-memory key {key!r} is not the name of one object")
+        if not key.removeprefix("/").startswith(self.prefix):
+            raise InvalidRequest(f"the shared-memory key {key!r} does not begin with {self.prefix!r}, as it must")
         with self.lock:
             if name in self.regions:
                 raise Conflict(f"shared memory region '{name}' already registered; unregister it first")
+            self._check_room(nbytes)
             try:
                 descriptor = os.open(
                     f"{_FOLDER}/{key.removeprefix('/')}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -90,6 +98,13 @@ class Regions:
             if os.fstat(region.descriptor).st_size < region.offset + place.offset + len(data):
                 raise InvalidRequest(f"shared memory region '{place.region}' has shrunk")
             os.pwrite(region.descriptor, data, region.offset + place.offset)
+
+    def _check_room(self, nbytes: int) -> None:
+        if len(self.regions) >= MAX_REGIONS:
+            raise TooLarge(f"{MAX_REGIONS} regions are registered, which is the most this server takes; unregister some")
+        total = nbytes + sum(region.nbytes for region in self.regions.values())
+        if total > self.max_nbytes:
+            raise TooLarge(f"all regions would be {total} bytes together, the most this server takes is {self.max_nbytes}")
 
     def close(self) -> None:
         """Close everything."""

@@ -5,7 +5,8 @@ Nothing here trusts a length: memory is only taken for bytes that have arrived.
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import ml_dtypes
@@ -37,6 +38,7 @@ _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _MAX_RANK = 32
 _MAX_ELEMENTS = 2**56  # more cannot be addressed, even where a zero among the sizes leaves nothing to address
 _LENGTH = struct.Struct("<I")
+_TEXT_NBYTES = 48  # of an object of Python around each text
 
 
 def check_datatype(datatype: object, name: str) -> str:
@@ -82,8 +84,14 @@ def decode_bytes(datatype: str, shape: tuple[int, ...], data: bytes | memoryview
 def encode_bytes(array: Array) -> bytes:
     """The bytes of `array` as the protocol sends them."""
     if array.dtype.hasobject:
-        return b"".join(_LENGTH.pack(len(element)) + element for element in array.reshape(-1).tolist())
+        elements = array.reshape(-1).tolist()
+        return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, elements)), elements, strict=True)))
     return array.tobytes()
+
+
+def held_nbytes(arrays: Iterable[Array]) -> int:
+    """The memory that arrays take; texts count what is around each of them, not their bytes."""
+    return sum(array.nbytes + _TEXT_NBYTES * array.size if array.dtype.hasobject else array.nbytes for array in arrays)
 
 
 def decode_json(datatype: str, shape: tuple[int, ...], data: object, name: str) -> Array:
@@ -128,49 +136,66 @@ def decode_typed(datatype: str, shape: tuple[int, ...], values: Sequence[Any], n
 def _decode_strings(num_elements: int, data: memoryview, name: str) -> Array:
     if num_elements * _LENGTH.size > len(data):
         raise InvalidRequest(f"tensor '{name}' names {num_elements} BYTES elements, but only {len(data)} bytes came")
-    array = np.empty(num_elements, np.object_)
+    whole, read_length, found = bytes(data), _LENGTH.unpack_from, []
+    end = len(whole)
     at = 0
     for index in range(num_elements):
         begin = at + _LENGTH.size
-        if begin > len(data):
-            raise InvalidRequest(f"tensor '{name}' ends within the length of its BYTES element {index}")
-        at = begin + _LENGTH.unpack_from(data, at)[0]
-        if at > len(data):
-            raise InvalidRequest(f"tensor '{name}' ends within its BYTES element {index}")
-        array[index] = bytes(data[begin:at])
-    if at != len(data):
-        raise InvalidRequest(f"tensor '{name}' has {len(data) - at} bytes after its last BYTES element")
+        if begin > end:
+            part = f"the length of its BYTES element {index}" if at <= end else f"its BYTES element {index - 1}"
+            raise InvalidRequest(f"tensor '{name}' ends within {part}")
+        at = begin + read_length(whole, at)[0]
+        found.append(whole[begin:at])
+    if at > end:
+        raise InvalidRequest(f"tensor '{name}' ends within its BYTES element {num_elements - 1}")
+    if at != end:
+        raise InvalidRequest(f"tensor '{name}' has {end - at} bytes after its last BYTES element")
+    array = np.empty(num_elements, np.object_)
+    array[:] = found
     return array
 
 
 def _strings_of_json(data: list[Any], name: str) -> Array:
-    while any(isinstance(element, list) for element in data):
-        if not all(isinstance(element, list) for element in data):
-            raise InvalidRequest(f"tensor '{name}' mixes lists and elements")
-        data = [inner for element in data for inner in element]
-    array = np.empty(len(data), np.object_)
-    for index, element in enumerate(data):
-        if not isinstance(element, str):
-            raise InvalidRequest(f"tensor '{name}' of BYTES takes text in JSON, received {type(element).__name__}")
-        array[index] = element.encode()
+    flat = _flatten(data, name)
+    others = sorted(kind.__name__ for kind in set(map(type, flat)) - {str})
+    if others:
+        raise InvalidRequest(f"tensor '{name}' of BYTES takes text in JSON, received {others[0]}")
+    array = np.empty(len(flat), np.object_)
+    array[:] = list(map(str.encode, flat))
     return array
 
 
 def _numbers_of_json(datatype: str, data: list[Any], name: str) -> Array:
     dtype = DTYPES[datatype]
-    try:
-        values = np.array(data)
-    except (ValueError, OverflowError):
-        raise InvalidRequest(f"tensor '{name}' has data whose lists differ in length or depth") from None
-    if values.size == 0:
-        return np.empty(0, dtype)
-    allowed = "b" if datatype == "BOOL" else "iuf" if datatype in _FLOATS else "iu"
-    if values.dtype.kind not in allowed:
+    flat = _flatten(data, name)
+    # before an array is made of them: one long text would give every element its width
+    allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in _FLOATS else {int}
+    if not allowed.issuperset(map(type, flat)):
         raise InvalidRequest(f"tensor '{name}' has data that is not {datatype}")
-    if allowed == "iu":
+    if not flat:
+        return np.empty(0, dtype)
+    values = np.array(flat)
+    if values.dtype.kind not in ("b" if datatype == "BOOL" else "iuf" if datatype in _FLOATS else "iu"):
+        raise InvalidRequest(f"tensor '{name}' has data that is not {datatype}")
+    if dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         if int(values.min()) < bounds.min or int(values.max()) > bounds.max:
             raise InvalidRequest(f"tensor '{name}' holds a value beyond {datatype}")
     with np.errstate(over="ignore"):
         # a number beyond a float's range becomes infinity, as it does in every JSON reader
-        return values.reshape(-1).astype(dtype)
+        return values.astype(dtype)
+
+
+def _flatten(data: list[Any], name: str) -> list[Any]:
+    """The elements of lists of lists that are all as long and as deep as their neighbours."""
+    for _ in range(_MAX_RANK + 1):
+        if not data or type(data[0]) is not list:
+            if list in set(map(type, data)):
+                raise InvalidRequest(f"tensor '{name}' mixes lists and elements")
+            return data
+        if set(map(type, data)) != {list}:
+            raise InvalidRequest(f"tensor '{name}' mixes lists and elements")
+        if len(set(map(len, data))) > 1:
+            raise InvalidRequest(f"tensor '{name}' has data whose lists differ in length or depth")
+        data = list(chain.from_iterable(data))
+    raise InvalidRequest(f"tensor '{name}' has lists within lists, more than {_MAX_RANK} deep")

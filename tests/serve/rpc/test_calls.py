@@ -10,11 +10,12 @@ from wire import Wire, pack
 
 from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.front import Front
+from tensorferry.serve.limits import RpcLimits
+from tensorferry.serve.memory import MemoryBudget
 from tensorferry.serve.rpc.calls import Call, Unary
 from tensorferry.serve.rpc.frames import RST_STREAM, Setting
 from tensorferry.serve.rpc.heads import Head
 from tensorferry.serve.rpc.http2 import Connection
-from tensorferry.serve.rpc.limits import RpcLimits
 from tensorferry.serve.rpc.messages import Status
 from tensorferry.serve.rpc.streams import Stream
 
@@ -40,7 +41,7 @@ def serve(client: Callable[[str], Any], limits: RpcLimits) -> Any:
     """What a client, in a thread of its own, makes of it."""
 
     async def run() -> Any:
-        front: Front[Connection] = Front(lambda connections: Connection(Echo(), limits, connections))
+        front: Front[Connection] = Front(lambda connections: Connection(Echo(), limits, MemoryBudget(2**30), connections))
         port = await front.start("127.0.0.1", 0, None)
         try:
             return await asyncio.to_thread(client, f"127.0.0.1:{port}")

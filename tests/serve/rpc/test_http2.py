@@ -353,3 +353,55 @@ def test_a_client_that_says_goodbye_gets_its_answers_first(wire: Wire) -> None:
     wire.until(lambda frame: isinstance(frame, GoAwayFrame) and frame.last_stream_id == stream)
     assert wire.answer(stream).status == 0
     assert wire.read() is None
+
+
+# ---- streams that are over (RFC 9113, 5.1) ---------------------------------------------------------------------------------
+
+
+def test_frames_behind_the_clients_own_reset_are_told_that_the_stream_is_closed(wire: Wire) -> None:
+    for kind, payload in ((DATA, b"x"), (HEADERS, b"\x00\x01x\x01y")):
+        stream = wire.begin()
+        wire.frame(RST_STREAM, 0, stream, number(Code.CANCEL))
+        wire.frame(kind, END_HEADERS | END_STREAM if kind == HEADERS else 0, stream, payload)
+        reset = wire.until(lambda frame, stream=stream: frame.stream_id == stream and frame.type == RST_STREAM)
+        assert reset.error_code == Code.STREAM_CLOSED
+    assert_good(wire)
+
+
+def test_headers_of_a_stream_that_has_ended_end_the_connection(server: RunningServer) -> None:
+    with Wire(server.grpc) as wire:
+        assert_good(wire)
+        wire.frame(HEADERS, END_HEADERS | END_STREAM, wire.number, wire.encoder.encode(wire.head()))
+        assert wire.goaway() is Code.STREAM_CLOSED
+
+
+def test_a_stream_that_was_left_out_cannot_begin_later(server: RunningServer) -> None:
+    with Wire(server.grpc) as wire:
+        wire.number = 3
+        assert_good(wire)  # on stream 5
+        wire.frame(HEADERS, END_HEADERS, 3, wire.encoder.encode(wire.head()))
+        assert wire.goaway() is Code.PROTOCOL_ERROR
+
+
+@pytest.mark.parametrize(("nbytes", "status"), [(10_000, 0), (20_000, 8)])
+def test_metadata_that_are_too_large_end_their_call_alone(wire: Wire, nbytes: int, status: int) -> None:
+    block = wire.encoder.encode([*wire.head(), ("x-large", "m" * nbytes)])
+    wire.number += 2
+    parts = [block[:100], block[100:9000], block[9000:]]
+    wire.frame(HEADERS, 0, wire.number, parts[0])
+    for index, part in enumerate(parts[1:], 2):
+        wire.frame(CONTINUATION, END_HEADERS if index == len(parts) else 0, wire.number, part)
+    wire.data(wire.number, pack(make_request()))
+    answer = wire.answer(wire.number)
+    assert answer.status == status
+    assert ("metadata" in answer.text) is bool(status)
+    assert_good(wire)
+
+
+def test_more_updates_of_the_table_than_the_standard_has_a_use_for_end_the_connection(server: RunningServer) -> None:
+    with Wire(server.grpc) as wire:
+        wire.frame(HEADERS, END_HEADERS, 1, b"\x20\x3f\xe1\x1f" + BLOCK)  # to nothing, and back to 4096
+        wire.data(1, pack(make_request()))
+        assert wire.answer(1).status == 0
+        wire.frame(HEADERS, END_HEADERS, 3, b"\x20" * 3 + BLOCK)
+        assert wire.goaway() is Code.COMPRESSION_ERROR

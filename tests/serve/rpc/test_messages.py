@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from wire import pack
 
 from tensorferry.errors import FerryError
-from tensorferry.serve.faults import InvalidRequest, ModelFault, NotFound, RequestFault, TooLarge
+from tensorferry.serve.faults import InvalidRequest, MemoryFull, ModelFault, NotFound, RequestFault, TooLarge
+from tensorferry.serve.memory import Charge, MemoryBudget
 from tensorferry.serve.rpc.messages import MessageReader, Status, quote_text, read_timeout, status_of, write_message
 
 
 @given(messages=st.lists(st.binary(max_size=50), max_size=8), cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30))
 def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[bytes], cuts: list[int]) -> None:
     data = b"".join(map(write_message, messages))
-    reader, taken, at, turn = MessageReader("", 100), [], 0, 0
+    reader, taken, at, turn = MessageReader("", 100, Charge(MemoryBudget(0))), [], 0, 0
     while at < len(data):
         part = data[at : at + cuts[turn % len(cuts)]]
         reader.append(part)
@@ -30,7 +31,7 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[b
 
 
 def test_what_is_missing_is_known_as_soon_as_the_length_is() -> None:
-    reader = MessageReader("", 1000)
+    reader = MessageReader("", 1000, Charge(MemoryBudget(0)))
     assert reader.num_missing == 0
     reader.append(pack(bytes(300))[:5])
     assert reader.take() is None
@@ -43,7 +44,7 @@ def test_what_is_missing_is_known_as_soon_as_the_length_is() -> None:
 
 
 def test_a_length_beyond_the_limit_is_refused_before_its_bytes() -> None:
-    reader = MessageReader("", 1000)
+    reader = MessageReader("", 1000, Charge(MemoryBudget(0)))
     reader.append(pack(bytes(1001))[:5])
     with pytest.raises(TooLarge, match="1001 bytes, the most this server takes is 1000"):
         reader.take()
@@ -80,6 +81,7 @@ def test_every_fault_has_a_status_and_what_is_no_fault_is_internal() -> None:
     kinds: list[type[FerryError]] = [kind for kind in RequestFault.__subclasses__() if kind is not ModelFault]
     statuses = {kind: status_of(kind("why")) for kind in kinds}
     assert Status.INTERNAL not in statuses.values()
-    assert len(set(statuses.values())) == len(kinds)
+    assert statuses.pop(MemoryFull) is statuses[TooLarge] is Status.RESOURCE_EXHAUSTED
+    assert len(set(statuses.values())) == len(statuses)
     assert status_of(ModelFault("why")) is status_of(ZeroDivisionError()) is Status.INTERNAL
     assert statuses[NotFound] is Status.NOT_FOUND

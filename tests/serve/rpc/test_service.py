@@ -1,6 +1,7 @@
 """gRPC as its clients know it: statuses, deadlines, cancellation, compression, health, draining."""
 
 import asyncio
+import contextlib
 import gzip
 import queue
 import ssl
@@ -21,6 +22,7 @@ from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 from wire import SERVICE, Wire, make_request, pack
 
+from tensorferry.serve.limits import MAX_WATCHES
 from tensorferry.serve.rpc.frames import RST_STREAM, Code, Setting
 from tensorferry.serve.rpc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthCheckRequest, HealthCheckResponse
 from tensorferry.serve.rpc.messages import Status
@@ -412,3 +414,24 @@ def test_sigterm_ends_a_stream_on_which_nothing_is_under_way(start_server: Start
         assert "shutting down" in str(error)
         stopper.join(timeout=20)
         assert not stopper.is_alive()
+
+
+def test_more_watches_than_the_server_takes_are_refused(server: RunningServer) -> None:
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(server.grpc)) for _ in range(MAX_WATCHES // 256)]
+        for each in wires:
+            streams = [each.begin(each.head("/grpc.health.v1.Health/Watch")) for _ in range(256)]
+            for stream in streams:
+                each.data(stream, pack(b""))
+            each.until(lambda _, each=each, stream=streams[-1]: bool(each.answers[stream].data))
+        late = stack.enter_context(Wire(server.grpc))
+        answer = late.call(b"", "/grpc.health.v1.Health/Watch")
+        assert (answer.status, str(MAX_WATCHES) in answer.text) == (Status.RESOURCE_EXHAUSTED, True)
+        assert late.call().status == Status.OK
+    with Wire(server.grpc) as wire:
+        while True:  # the server sees the others leave when it gets to it
+            stream = wire.begin(wire.head("/grpc.health.v1.Health/Watch"))
+            wire.data(stream, pack(b""))
+            wire.until(lambda _, stream=stream: bool(wire.answers[stream].data) or wire.answers[stream].is_whole)
+            if wire.answers[stream].data:
+                return

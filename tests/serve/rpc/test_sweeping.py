@@ -8,11 +8,12 @@ from hyperframe.frame import GoAwayFrame, PingFrame
 from wire import Wire, make_request, pack
 
 from tensorferry.serve.front import Front
+from tensorferry.serve.limits import RpcLimits
+from tensorferry.serve.memory import MemoryBudget
 from tensorferry.serve.rpc.calls import Call, Unary
 from tensorferry.serve.rpc.frames import ACK, PING, Code
 from tensorferry.serve.rpc.heads import Head
 from tensorferry.serve.rpc.http2 import Connection
-from tensorferry.serve.rpc.limits import RpcLimits
 from tensorferry.serve.rpc.streams import Stream
 
 
@@ -30,7 +31,7 @@ def serve(limits: RpcLimits, client: Callable[[str], Any]) -> Any:
     """What a client, in a thread of its own, makes of a server with such limits."""
 
     async def run() -> Any:
-        front: Front[Connection] = Front(lambda connections: Connection(Never(), limits, connections))
+        front: Front[Connection] = Front(lambda connections: Connection(Never(), limits, MemoryBudget(2**30), connections))
         port = await front.start("127.0.0.1", 0, None)
         try:
             return await asyncio.to_thread(client, f"127.0.0.1:{port}")

@@ -214,3 +214,14 @@ def test_a_worker_gives_large_arrays_and_errors_back(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot run these inputs"):
         runner.run({"x": np.ones((1, 5), np.float32)}, ["y"])
     runner.close()
+
+
+def test_one_text_alone_comes_out_of_tensorflow_as_bytes_of_any_length() -> None:
+    tf = pytest.importorskip("tensorflow", reason="tensorflow is not installed: pip install tensorflow-cpu")
+    from tensorferry.serve.runtimes.tensorflow import to_array
+
+    for value in (b"ferry", [b"ferry", b""], [[b"a"]]):
+        array = to_array(tf.constant(value))
+        assert array.dtype == np.object_
+        assert array.tolist() == value
+    assert to_array(tf.constant(1.5)).dtype == np.float32

@@ -1,7 +1,6 @@
 """The addresses of the REST protocol, each a translation to the data plane."""
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 import orjson
 
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.compression import compress, decompress
+from tensorferry.serve.compression import Unpacker, compress
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.describe import describe_config, describe_model, describe_statistics
 from tensorferry.serve.faults import (
@@ -20,6 +19,7 @@ from tensorferry.serve.faults import (
     Denied,
     Forbidden,
     InvalidRequest,
+    MemoryFull,
     NotFound,
     RequestFault,
     TooLarge,
@@ -27,17 +27,26 @@ from tensorferry.serve.faults import (
     Unsupported,
 )
 from tensorferry.serve.keys import ApiKeys
+from tensorferry.serve.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
 from tensorferry.serve.logs import log_request
+from tensorferry.serve.memory import Charge
 from tensorferry.serve.requests import InferRequest, InferResponse
-from tensorferry.serve.rest.infer import OutputForms, read_json, read_raw_request, read_request, write_response
-from tensorferry.serve.rest.protocol import Exchange, HttpRequest
+from tensorferry.serve.rest.infer import (
+    OutputForms,
+    is_quick_to_read,
+    read_json,
+    read_load,
+    read_raw_request,
+    read_request,
+    write_response,
+)
+from tensorferry.serve.rest.protocol import Exchange, HttpRequest, Written
 from tensorferry.serve.rest.same_origin import check_control, check_origin
-from tensorferry.serve.tracing import TraceContext, read_trace
+from tensorferry.serve.tracing import read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
 _JSON = b"content-type: application/json\r\n"
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
-_TO_THREAD_NBYTES = 2**20  # larger bodies are read beside the loop, which goes on answering others
 _STATUS: dict[type[FerryError], int] = {
     InvalidRequest: 400,
     BadModel: 400,
@@ -48,6 +57,7 @@ _STATUS: dict[type[FerryError], int] = {
     TooLarge: 413,
     Unsupported: 501,
     Unavailable: 503,
+    MemoryFull: 503,
 }
 Page = Callable[[], tuple[bytes, bytes]]  # content type and body
 Reply = tuple[int, Any]  # status, and what is sent as JSON (None: an empty body)
@@ -59,65 +69,108 @@ class RestApp:
     def __init__(self, plane: DataPlane, keys: ApiKeys | None, pages: dict[str, Page], max_body_nbytes: int) -> None:
         self.plane = plane
         self.keys = keys
+        self.has_keys = keys is not None
         self.pages = pages
         self.max_body_nbytes = max_body_nbytes
         self.tasks: set[asyncio.Task[None]] = set()
 
+    def admit(self, request: HttpRequest) -> int:
+        """How large a request's body may be; raises Denied where it lacks a key."""
+        path, _, _ = request.path.partition("?")
+        if self.keys is not None and not path.startswith("/v2/health/") and path != "/":
+            self.keys.check(request.header(b"authorization") or request.header(b"x-api-key"))
+        carries_data = path.endswith(("/infer", "/load"))
+        return self.max_body_nbytes if carries_data else min(MAX_CONTROL_NBYTES, self.max_body_nbytes)
+
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        """Answer one request; nothing that a client sends raises out of here."""
+        """Answer one request that was admitted; nothing that a client sends raises out of here."""
         path, _, _ = request.path.partition("?")
         try:
             if request.method == "POST":
                 check_origin(request)
             if request.method == "POST" and path.endswith("/infer"):
-                self._check_key(request, path)
                 self._infer(request, exchange, path)
             else:
                 self._answer(request, exchange, path)
         except FerryError as error:
-            _send_fault(exchange, error)
+            self._send_fault(exchange, error)
         except Exception as error:
             _LOG.exception("an error of the server itself, at %s", path)
-            _send_fault(exchange, error)
+            self._send_fault(exchange, error)
 
-    def refuse(self, status: int, message: str) -> tuple[bytes, bytes]:
+    def explain(self, error: Exception) -> Written:
+        """What a client is told of an error."""
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
+        headers = _JSON + (b"www-authenticate: Bearer\r\n" if status == 401 else b"retry-after: 1\r\n" if status == 503 else b"")
+        return status, headers, [orjson.dumps({"error": str(error)})]
+
+    def refuse(self, status: int, message: str) -> Written:
         """The error of a request that never became whole."""
-        _ = status
-        return _JSON, orjson.dumps({"error": message})
+        return status, _JSON, [orjson.dumps({"error": message})]
 
     # ---- inference ---------------------------------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
         name, version = _split_infer(path)
-        if len(request.body) > _TO_THREAD_NBYTES:
-            self._spawn(self._infer_large(request, exchange, name, version), exchange)
-            return
-        self._submit(request, exchange, *self._read(request, name, version))
+        if b"content-encoding" in request.headers or len(request.body) > INLINE_NBYTES:
+            self.plane.find(name, version)  # before much is unpacked or read for a model that is not there
+            unpacker = self._start_unpacking(request, exchange)
+            if unpacker is not None or not is_quick_to_read(request.body, request.header(b"inference-header-content-length")):
+                self._spawn(self._infer_large(request, exchange, name, version, unpacker), exchange)
+                return
+        self._submit(request, exchange, *self._read(request, exchange, name, version))
 
-    async def _infer_large(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> None:
-        read = await asyncio.to_thread(self._read, request, name, version)
+    def _start_unpacking(self, request: HttpRequest, exchange: Exchange) -> Unpacker | None:
+        """Unpack a body that is packed; what unpacks the rest where it is large."""
+        encoding = request.header(b"content-encoding").lower()
+        if encoding in ("", "identity"):
+            return None
+        unpacker = Unpacker(request.body, encoding, self.max_body_nbytes, exchange.charge)
+        request.body = unpacker.start(INLINE_NBYTES) or b""
+        return None if unpacker.is_done else unpacker
+
+    async def _infer_large(
+        self, request: HttpRequest, exchange: Exchange, name: str, version: str, unpacker: Unpacker | None
+    ) -> None:
+        def read() -> tuple[InferRequest, OutputForms]:
+            if unpacker is not None:
+                request.body = unpacker.finish()
+            return self._read(request, exchange, name, version)
+
+        found = await asyncio.to_thread(read)
         if not exchange.is_over:
-            self._submit(request, exchange, *read)
+            self._submit(request, exchange, *found)
 
-    def _read(self, request: HttpRequest, name: str, version: str) -> tuple[InferRequest, OutputForms]:
-        body = request.body
-        if b"content-encoding" in request.headers:
-            body = decompress(body, request.header(b"content-encoding").lower(), self.max_body_nbytes)
+    def _read(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> tuple[InferRequest, OutputForms]:
+        body, request.body = request.body, b""  # what is needed of it lives on in the arrays
+        charge = exchange.charge if len(body) > INLINE_NBYTES else None
         header_length = request.header(b"inference-header-content-length")
         if header_length == "0":
-            return read_raw_request(name, version, body, self.plane.find(name, version).spec)
-        return read_request(name, version, body, header_length, self.plane.regions)
+            return read_raw_request(name, version, body, self.plane.find(name, version).spec, charge)
+        return read_request(name, version, body, header_length, self.plane.regions, charge)
 
     def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:
-        parent = request.headers.get(b"traceparent")
-        trace = read_trace(parent.decode("latin-1")) if parent else None
         started = time.perf_counter()
+        headers = request.headers
+        trace = read_trace(headers[b"traceparent"].decode("latin-1")) if b"traceparent" in headers else None
+        # a client that names one coding wants it; one that lists all it could read gets what costs least
+        coding = headers.get(b"accept-encoding")
+        packing = coding.decode() if coding in (b"gzip", b"deflate") else ""
 
         def answer(outcome: InferResponse | RequestFault) -> None:
-            try:
-                status = _send_outcome(exchange, outcome, forms, trace)
-            except RequestFault as fault:
-                status = _send_fault(exchange, fault)
+            if isinstance(outcome, InferResponse) and not outcome.is_quick_to_write(_is_never if packing else forms.is_binary):
+                self._spawn(answer_later(outcome), exchange)
+                return
+            finish(outcome, self._write(exchange, outcome, forms, packing))
+
+        async def answer_later(outcome: InferResponse) -> None:
+            finish(outcome, await asyncio.to_thread(self._write, exchange, outcome, forms, packing))
+
+        def finish(outcome: InferResponse | RequestFault, written: Written) -> None:
+            status, head, body = written
+            if trace is not None and status == 200:
+                head += b"traceparent: %s\r\n" % trace.header.encode()
+            exchange.respond(status, head, body)
             if self.plane.settings.logs(wanted.model_name):
                 log_request(wanted, outcome, "http", status, time.perf_counter() - started, trace)
 
@@ -125,10 +178,26 @@ class RestApp:
         if not exchange.is_over:
             exchange.ticket = ticket
 
+    def _write(self, exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, packing: str) -> Written:
+        """Status, headers and body of what became of an inference."""
+        if isinstance(outcome, RequestFault):
+            return self.explain(outcome)
+        try:
+            header_length, body = write_response(outcome, forms)
+            headers = _JSON if header_length is None else _BINARY % header_length
+            if packing:
+                body = compress(body, packing)
+                headers += b"content-encoding: %s\r\n" % packing.encode()
+            nbytes = sum(map(len, body))
+            if nbytes > INLINE_NBYTES:
+                exchange.charge.replace(nbytes)
+        except RequestFault as fault:
+            return self.explain(fault)
+        return 200, headers, body
+
     # ---- everything else ---------------------------------------------------------------------------------------------
 
     def _answer(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
-        self._check_key(request, path)
         page = self.pages.get(path)
         if page is not None:
             if request.method not in ("GET", "HEAD"):
@@ -138,13 +207,13 @@ class RestApp:
             return
         if request.method == "POST":
             check_control(request)
-        reply = self._route(request, path.rstrip("/"))
+        reply = self._route(request, exchange, path.rstrip("/"))
         if isinstance(reply, tuple):
             _send_json(exchange, *reply)
         else:
             self._spawn(_send_later(exchange, reply), exchange)
 
-    def _route(self, request: HttpRequest, path: str) -> Reply | Awaitable[Reply]:
+    def _route(self, request: HttpRequest, exchange: Exchange, path: str) -> Reply | Awaitable[Reply]:
         parts = _split_path(path.removeprefix("/"))
         plane = self.plane
         match (request.method, *parts):
@@ -152,16 +221,16 @@ class RestApp:
                 metadata = plane.metadata
                 return 200, {"name": metadata.name, "version": metadata.version, "extensions": list(metadata.extensions)}
             case ("GET", "v2", "health", "live"):
-                return 200, None
+                return 200, {"live": True}
             case ("GET", "v2", "health", "ready"):
-                return (200 if plane.is_ready else 503), None
+                return (200 if plane.is_ready else 503), {"ready": plane.is_ready}
             case ("GET", "v2", "models", "stats"):
                 return 200, {"model_stats": [describe_statistics(model) for model in plane.find_for_statistics("", "")]}
             case ("POST", "v2", "repository", "index"):
                 lines = plane.index(read_json(request.body).get("ready") is True)
                 return 200, [_without_empty(line) for line in lines]
             case ("POST", "v2", "repository", "models", name, "load"):
-                return self._load(name, read_json(request.body))
+                return self._load(name, request.body, exchange.charge)
             case ("POST", "v2", "repository", "models", name, "unload"):
                 parameters = read_json(request.body).get("parameters") or {}
                 return self._unload(name, isinstance(parameters, dict) and parameters.get("unload_dependents") is True)
@@ -185,7 +254,7 @@ class RestApp:
                 return 200, describe_model(plane.find(name, version), plane.repository.versions_of(name))
             case ["ready"]:
                 if plane.is_model_ready(name, version):
-                    return 200, None
+                    return 200, {"name": name, "ready": True}
                 return 400, {"error": f"model '{name}' is not ready"}
             case ["config"]:
                 return 200, describe_config(plane.find(name, version).config)
@@ -193,15 +262,9 @@ class RestApp:
                 return 200, {"model_stats": [describe_statistics(model) for model in plane.find_for_statistics(name, version)]}
         raise NotFound(f"no such address below the model '{name}'")
 
-    async def _load(self, name: str, body: dict[str, Any]) -> Reply:
-        parameters = body.get("parameters") or {}
-        if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
-            raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
-        try:
-            files = {key: base64.b64decode(value, validate=True) for key, value in parameters.items() if key.startswith("file:")}
-        except ValueError as error:
-            raise InvalidRequest(f"a file of the load is not base64: {error}") from None
-        await self.plane.load(name, parameters.get("config", ""), files)
+    async def _load(self, name: str, body: bytes, charge: Charge) -> Reply:
+        config, files = await asyncio.to_thread(read_load, body, charge)
+        await self.plane.load(name, config, files)
         return 200, None
 
     async def _unload(self, name: str, with_parts: bool) -> Reply:
@@ -240,24 +303,26 @@ class RestApp:
                 return self.plane.regions.unregister(name)
         raise NotFound("no such address below shared memory")
 
-    def _check_key(self, request: HttpRequest, path: str) -> None:
-        if self.keys is None or path.startswith("/v2/health/") or path == "/":
-            return
-        self.keys.check(request.header(b"authorization") or request.header(b"x-api-key"))
+    def _send_fault(self, exchange: Exchange, error: Exception) -> None:
+        exchange.respond(*self.explain(error))
 
     def _spawn(self, work: Awaitable[None], exchange: Exchange) -> None:
         async def guarded() -> None:
             try:
                 await work
             except FerryError as error:
-                _send_fault(exchange, error)
+                self._send_fault(exchange, error)
             except Exception as error:
                 _LOG.exception("an error of the server itself")
-                _send_fault(exchange, error)
+                self._send_fault(exchange, error)
 
         task = asyncio.get_running_loop().create_task(guarded())
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+
+def _is_never(_: str) -> bool:
+    return False
 
 
 def _split_path(path: str) -> list[str]:
@@ -294,28 +359,3 @@ async def _send_later(exchange: Exchange, reply: Awaitable[Reply]) -> None:
 
 def _send_json(exchange: Exchange, status: int, value: Any) -> None:
     exchange.respond(status, _JSON, [] if value is None else [orjson.dumps(value)])
-
-
-def _send_fault(exchange: Exchange, error: Exception) -> int:
-    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 500)
-    headers = _JSON + (b"www-authenticate: Bearer\r\n" if status == 401 else b"retry-after: 1\r\n" if status == 503 else b"")
-    exchange.respond(status, headers, [orjson.dumps({"error": str(error)})])
-    return status
-
-
-def _send_outcome(
-    exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, trace: TraceContext | None
-) -> int:
-    if isinstance(outcome, RequestFault):
-        return _send_fault(exchange, outcome)
-    header_length, body = write_response(outcome, forms)
-    headers = _JSON if header_length is None else _BINARY % header_length
-    # a client that names one coding wants it; one that lists all it could read gets what costs least
-    encoding = exchange.request.headers.get(b"accept-encoding")
-    if encoding in (b"gzip", b"deflate"):
-        body = compress(body, encoding.decode())
-        headers += b"content-encoding: %s\r\n" % encoding
-    if trace is not None:
-        headers += b"traceparent: %s\r\n" % trace.header.encode()
-    exchange.respond(200, headers, body)
-    return 200

@@ -1,5 +1,6 @@
 """An inference as REST carries it: JSON, with tensors inside it or as bytes behind it."""
 
+import base64
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,6 +10,8 @@ import numpy as np
 import orjson
 
 from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES
+from tensorferry.serve.memory import Charge
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.spec import ModelSpec
@@ -95,7 +98,33 @@ def read_json(data: bytes) -> dict[str, Any]:
     return found
 
 
-def read_request(name: str, version: str, body: bytes, header_length: str, regions: Regions) -> tuple[InferRequest, OutputForms]:
+def read_load(body: bytes, charge: Charge) -> tuple[str, dict[str, bytes]]:
+    """The configuration and the files that come with a request to load a model; for a thread."""
+    charge.add(_parsed_nbytes(body))  # its files among them, which are shorter than their base64
+    parameters = read_json(body).get("parameters") or {}
+    if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
+        raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
+    try:
+        files = {key: base64.b64decode(value, validate=True) for key, value in parameters.items() if key.startswith("file:")}
+    except ValueError as error:
+        raise InvalidRequest(f"a file of the load is not base64: {error}") from None
+    return parameters.get("config", ""), files
+
+
+def is_quick_to_read(body: bytes, header_length: str) -> bool:
+    """Whether a body takes no longer to read than the event loop may be busy: numbers behind the JSON are hardly looked at."""
+    if len(body) <= INLINE_NBYTES or header_length == "0":
+        return len(body) <= INLINE_RAW_NBYTES
+    length = _read_length(header_length) if header_length else None
+    if length is None or length > INLINE_NBYTES or len(body) > INLINE_RAW_NBYTES:
+        return False
+    head = body[:length]
+    return b"BYTES" not in head and b"\\" not in head  # which could write it in another way
+
+
+def read_request(
+    name: str, version: str, body: bytes, header_length: str, regions: Regions, charge: Charge | None = None
+) -> tuple[InferRequest, OutputForms]:
     """The request of a body whose JSON is `header_length` bytes long (all of it, where that is empty)."""
     head, rest = body, _NO_BYTES
     if header_length:
@@ -106,14 +135,28 @@ def read_request(name: str, version: str, body: bytes, header_length: str, regio
             )
         head, rest = body[:length], memoryview(body)[length:]
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
+    nbytes = 0
+    if charge is not None and len(head) > INLINE_NBYTES:
+        nbytes = _parsed_nbytes(head)
+        charge.add(nbytes)
     layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
+    if nbytes and charge is not None:
+        charge.add(-nbytes)
     if layout.nbytes != len(rest):
         raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
-    return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency), layout.forms
+    return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency, charge), layout.forms
 
 
-def read_raw_request(name: str, version: str, body: bytes, spec: ModelSpec) -> tuple[InferRequest, OutputForms]:
+def _parsed_nbytes(text: bytes) -> int:
+    """The memory that JSON takes at most as objects of Python, and as arrays beside them."""
+    lists, objects, texts = text.count(b"["), text.count(b"{"), text.count(b'"') // 2
+    return len(text) + 48 * text.count(b",") + 96 * lists + 320 * objects + 64 * texts
+
+
+def read_raw_request(
+    name: str, version: str, body: bytes, spec: ModelSpec, charge: Charge | None = None
+) -> tuple[InferRequest, OutputForms]:
     """The request of a body that is one row of a model's only input and nothing else; outputs go back as bytes.
 
     A size that the model leaves open is what the number of bytes makes it; a text is the whole body.
@@ -137,7 +180,7 @@ def read_raw_request(name: str, version: str, body: bytes, spec: ModelSpec) -> t
         open_size = len(body) // max(1, num_known * DTYPES[tensor.datatype].itemsize)
         shape = tuple(open_size if size == -1 else size for size in sizes)
         array = decode_bytes(tensor.datatype, shape, body, tensor.name)
-    return InferRequest(name, version, {tensor.name: array}), _ALL_BINARY
+    return InferRequest(name, version, {tensor.name: array}, charge=charge), _ALL_BINARY
 
 
 def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | None, list[bytes]]:

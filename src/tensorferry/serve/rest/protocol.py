@@ -1,7 +1,8 @@
 """HTTP/1.1 on an asyncio protocol: llhttp (through httptools) reads, this file keeps order, limits and time.
 
-One request of a connection is under way at a time; what a client sends ahead waits, and reading pauses. Whatever is wrong with
-what arrives is answered with a 4xx and ends the connection.
+One request of a connection is under way at a time, until its answer is read; what a client sends ahead waits, and reading
+pauses. Whatever is wrong with what arrives is answered with a 4xx and ends the connection. Everything that is held for a client
+is charged to one budget (`memory`), from the first byte on.
 
 Clients send the same head with each of their requests. One that is byte for byte the last one says what that one said, and is
 not read again.
@@ -16,26 +17,19 @@ from typing import Any, Protocol
 
 import httptools
 
+from tensorferry.serve.faults import MemoryFull, RequestFault
+from tensorferry.serve.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
+from tensorferry.serve.memory import CONNECTION_NBYTES, Charge, MemoryBudget
 from tensorferry.serve.model import Ticket
 
-_MAX_HEADER_NBYTES = 32 * 1024
-_MAX_NUM_HEADERS = 128
-_MAX_AHEAD = 64  # requests that a client may send before it has its answers
-_LINGER_SECONDS = 2.0  # how long a refused client may go on sending before it is cut off
+_PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
+_SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _HEAD_END = b"\r\n\r\n"
+_CLOSE = b"connection: close\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """What a client may take of the server."""
-
-    max_body_nbytes: int = 64 * 2**20
-    max_connections: int = 1024
-    read_seconds: float = 60.0  # for a whole request, from its first byte
-    idle_seconds: float = 120.0  # between requests
+_SCHEMES = ("http://", "https://")
 
 
 @dataclass(slots=True)
@@ -70,14 +64,25 @@ class KnownHead:
         return HttpRequest(self.method, self.path, self.headers, data[len(self.data) :])
 
 
+Written = tuple[int, bytes, list[bytes]]  # an answer's status, headers as whole lines, and the parts of its body
+
+
 class App(Protocol):
     """What answers requests."""
+
+    has_keys: bool  # whether `admit` must be asked of each
+
+    def admit(self, request: HttpRequest) -> int:
+        """How many bytes a request's body may have, before any of them is read; raises RequestFault for one that is not taken."""
 
     def handle(self, request: HttpRequest, exchange: "Exchange") -> None:
         """Answer now, or later, through the exchange."""
 
-    def refuse(self, status: int, message: str) -> tuple[bytes, bytes]:
-        """Headers and body of an error that is found before a request is whole."""
+    def explain(self, error: Exception) -> Written:
+        """The answer of a fault."""
+
+    def refuse(self, status: int, message: str) -> Written:
+        """The answer of an error that is found before a request is whole."""
 
 
 class Exchange:
@@ -95,7 +100,12 @@ class Exchange:
     @property
     def is_last(self) -> bool:
         """Whether no other request of the client waits behind this one, to be begun as soon as it is answered."""
-        return not self.connection.waiting
+        return not self.connection.waiting and not self.connection.unparsed
+
+    @property
+    def charge(self) -> Charge:
+        """What the request holds; a connection has one request at a time."""
+        return self.connection.charge
 
     def respond(self, status: int, headers: bytes, body: list[bytes]) -> None:
         """Send the answer; `headers` are whole lines. Nothing happens when the client is gone."""
@@ -117,20 +127,25 @@ class Exchange:
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, app: App, limits: HttpLimits, connections: set["Connection"]) -> None:
+    def __init__(self, app: App, limits: HttpLimits, budget: MemoryBudget, connections: set["Connection"]) -> None:
         self.app = app
         self.limits = limits
         self.connections = connections
-        self.parser = httptools.HttpRequestParser(self)
+        self.seat = Charge(budget)  # for the connection itself, and for small requests
+        self.charge = Charge(budget)  # for what a request takes beyond that
+        self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
-        self.waiting: deque[HttpRequest] = deque()
+        self.unparsed = b""  # what a client sent behind a request that is under way
+        self.waiting: deque[HttpRequest] = deque()  # requests that came in one piece with it
         self.exchange: Exchange | None = None
+        self.refusal: Written | None = None  # owed after what waits
         self.known: KnownHead | None = None
         self.arriving = b""  # what is being read, where it began with a request
-        self.is_refused = False
-        self.is_closing = False
+        self.is_refused = False  # and half closed: what still comes is not looked at
+        self.is_draining = False
         self.is_paused = False
         self.is_reading = False
+        self.is_going_on = False
         self.changed_at = time.monotonic()
         self._begin()
 
@@ -139,45 +154,50 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         self.transport = transport
+        try:
+            self.seat.add(CONNECTION_NBYTES)
+        except MemoryFull as fault:
+            self._end_with(*self.app.explain(fault))
         if len(self.connections) >= self.limits.max_connections:
             self._refuse(503, f"{self.limits.max_connections} connections are open, which is the most this server takes")
         self.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
-        if self.is_refused or self.is_closing:
+        if self.is_refused:
+            return
+        if self.exchange is not None or self.unparsed or self.waiting or self.is_paused:
+            self._keep(data)
             return
         if self.is_reading:
             self.arriving = b""
-        elif self.known is not None and self.exchange is None and (request := self.known.read(data)) is not None:
-            self._begin_exchange(request)
+        elif self.known is not None and (request := self.known.read(data)) is not None:
+            self._begin_known(request)
             return
         else:
             self.is_reading = True
             self.arriving = data
             self.changed_at = time.monotonic()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # the request is answered as if it had not asked for another protocol, but the parser cannot go on
-            if self.exchange is None:
-                self.transport.close()
-            else:
-                self.exchange.closes = True
-        except httptools.HttpParserError as error:
-            if not self.is_refused:  # a limit that was passed has been answered already
-                self._refuse(400, f"cannot read the request: {error}")
+        self._parse(data)
         self.arriving = b""
-        if self.waiting and self.exchange is not None:
-            self.transport.pause_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """The client is gone: what it waited for need not be done."""
+        """The client is gone: what it waited for need not be done, and what it sent need not be kept.
+
+        The parser and its connection hold each other, and would keep all of it until the collector runs.
+        """
         self.connections.discard(self)
+        self.is_refused = True
+        self.parser = None
+        self._begin()
+        self.known = None
+        self.unparsed = b""
         self.waiting.clear()
         if self.exchange is not None:
             self.exchange.abandon()
             self.exchange = None
+        self.charge.release()
+        self.seat.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -188,6 +208,71 @@ class Connection(asyncio.Protocol):
         """It caught up."""
         self.is_paused = False
         self.changed_at = time.monotonic()
+        if self.exchange is None:
+            self.charge.release()
+            self._go_on_later()
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _keep(self, data: bytes) -> None:
+        """Look at what a client sent ahead when its turn comes, and read no more until then."""
+        self.transport.pause_reading()
+        try:
+            self.charge.add(len(data))
+        except MemoryFull as fault:
+            self._end_with(*self.app.explain(fault))
+            return
+        self.unparsed += data
+
+    def _parse(self, data: bytes) -> None:
+        """Read as far as to the end of a request; what is behind it waits until that is answered."""
+        view = memoryview(data)
+        at = 0
+        while at < len(view) and not self.waiting and not self.is_refused:
+            end = at + max(_PIECE_NBYTES, self.num_promised - self.num_body_nbytes)
+            self._feed(view[at:end])
+            at = end
+        if at < len(view) and not self.is_refused:
+            self._keep(bytes(view[at:]))
+        if self.waiting and self.exchange is None:
+            self._begin_exchange(self.waiting.popleft())
+
+    def _feed(self, piece: memoryview) -> None:
+        assert self.parser is not None
+        self.num_silent += len(piece)
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self.is_refused and self.refusal is None:
+                self._ignore_upgrade(piece[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"cannot read the request: {error}")
+        if self.num_silent > MAX_HEADER_NBYTES:
+            self._refuse(431, f"the headers are larger than {MAX_HEADER_NBYTES} bytes")
+
+    def _ignore_upgrade(self, rest: memoryview) -> None:
+        """Read a request that wishes for another protocol as if it did not; llhttp would leave its body out."""
+        request = self.request
+        head = [f"{request.method} ".encode() + self.url + b" HTTP/1.1\r\n"]
+        head += [b"%s: %s\r\n" % item for item in request.headers.items() if item[0] not in (b"upgrade", b"connection")]
+        self._begin()
+        self.is_reading = True
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(memoryview(b"".join([*head, b"\r\n"])))
+        if len(rest) and not self.is_refused:
+            self._feed(rest)
+
+    def _begin_known(self, request: HttpRequest) -> None:
+        try:
+            if self.app.has_keys:  # which may have changed since
+                self.app.admit(request)
+            if len(request.body) > CONNECTION_NBYTES:
+                self.charge.replace(len(request.body))
+        except RequestFault as fault:
+            self._end_with(*self.app.explain(fault))
+            return
+        exchange = self.exchange = Exchange(self, request)
+        self.app.handle(request, exchange)
 
     # ---- llhttp ------------------------------------------------------------------------------------------------------
 
@@ -198,52 +283,84 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         """A part of the address."""
         self.url += url
-        self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count_header(len(name) + len(value))
-        self.request.headers[name.lower()] = value
+        """One header; those behind a body say nothing."""
+        if self.has_head:
+            return
+        name = name.lower()
+        self.num_hosts += name == b"host"
+        self.request.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        """Everything but the body is here."""
-        headers = self.request.headers
+        """Everything but the body is here: whoever may not send one is told so before it comes."""
+        assert self.parser is not None
+        if self.is_refused or self.refusal is not None:
+            return
+        request, headers = self.request, self.request.headers
+        self.has_head = True
+        self.is_upgrade = self.parser.should_upgrade()
+        request.method = self.parser.get_method().decode("latin-1")
+        request.path = _strip_authority(self.url.decode("latin-1"))
+        if len(headers) > MAX_NUM_HEADERS:
+            self._refuse(431, f"more than {MAX_NUM_HEADERS} headers")
+            return
+        if self.num_hosts > 1 or (not self.num_hosts and self.parser.get_http_version() == "1.1"):
+            self._refuse(400, f"the request has {self.num_hosts} Host headers, expected one")
+            return
+        if request.method == "CONNECT":
+            self._refuse(405, "this server connects to no other")
+            return
+        if self.is_upgrade:
+            return  # it is read again without that wish
+        try:
+            self.max_body_nbytes = self.app.admit(request)
+        except RequestFault as fault:
+            self._end_with(*self.app.explain(fault))
+            return
         length = headers.get(b"content-length", b"0")
-        limit = self.limits.max_body_nbytes
-        if len(headers) > _MAX_NUM_HEADERS:
-            self._refuse(431, f"more than {_MAX_NUM_HEADERS} headers")
-        elif length.isdigit() and (len(length) > 18 or int(length) > limit):
-            self._refuse(413, f"the body would be {length.decode()} bytes, the most this server takes is {limit}")
-        elif b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self.exchange is None:
+        if length.isdigit() and (len(length) > 18 or int(length) > self.max_body_nbytes):
+            most = self.max_body_nbytes
+            self._refuse(413, f"the body would be {length.decode()} bytes, the most this server takes here is {most}")
+            return
+        self.num_promised = int(length) if length.isdigit() else 0
+        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and not self.waiting:
             self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        if self.is_refused:
+        if self.is_refused or self.refusal is not None:
             return
+        self.num_silent = 0
         self.num_body_nbytes += len(body)
-        if self.num_body_nbytes > self.limits.max_body_nbytes:
-            self._refuse(413, f"the body is larger than the {self.limits.max_body_nbytes} bytes that this server takes")
+        if self.num_body_nbytes > self.max_body_nbytes:
+            self._refuse(413, f"the body is larger than the {self.max_body_nbytes} bytes that this server takes here")
             return
-        self.body.append(body)
+        if self.num_body_nbytes > CONNECTION_NBYTES:
+            try:
+                self.charge.add(self.num_body_nbytes - self.charge.nbytes)
+            except MemoryFull as fault:
+                self._end_with(*self.app.explain(fault))
+                return
+        if len(body) >= _SMALL_NBYTES or not self.body:
+            self.body.append(body)
+        elif isinstance(self.body[-1], bytearray):
+            self.body[-1] += body
+        else:
+            self.body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
         """A whole request."""
-        if self.is_refused:
+        assert self.parser is not None
+        if self.is_refused or self.refusal is not None or self.is_upgrade:
             return
         request = self.request
-        request.method = self.parser.get_method().decode("latin-1")
-        request.path = self.url.decode("latin-1")
-        request.body = self.body[0] if len(self.body) == 1 else b"".join(self.body)
+        request.body = bytes(self.body[0]) if len(self.body) == 1 else b"".join(self.body)
         request.keeps_alive = self.parser.should_keep_alive()
-        self._remember(request)
+        if not self.waiting:
+            self._remember(request)
         self._begin()
-        if self.exchange is None:
-            self._begin_exchange(request)
-            return
         self.waiting.append(request)
-        if len(self.waiting) > _MAX_AHEAD:
-            self._refuse(400, f"more than {_MAX_AHEAD} requests were sent ahead")
 
     def _remember(self, request: HttpRequest) -> None:
         """Know this head again, if the request came alone and in one piece, and is told by its head and length."""
@@ -261,45 +378,70 @@ class Connection(asyncio.Protocol):
     # ---- answering ---------------------------------------------------------------------------------------------------
 
     def send(self, exchange: Exchange, status: int, headers: bytes, body: list[bytes]) -> None:
-        """Write an answer and go on to the next request."""
+        """Write an answer, and go on to the next request when it is read."""
         if self.transport.is_closing():
             return
         nbytes = sum(map(len, body))
-        closes = exchange.closes or self.is_closing
-        head = b"%s%scontent-length: %d\r\n%s\r\n" % (
-            _STATUS_LINES[status],
-            headers,
-            nbytes,
-            b"connection: close\r\n" if closes else b"",
-        )
+        closes = exchange.closes or self.is_draining
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, _CLOSE if closes else b"")
+        self.exchange = None
         if exchange.request.method == "HEAD":
             self.transport.write(head)
         elif nbytes < _JOIN_NBYTES:
             self.transport.write(b"".join([head, *body]))
         else:
             self.transport.writelines([head, *body])
-        self.exchange = None
         self.changed_at = time.monotonic()
         if closes:
-            self.is_closing = True
-            self.transport.close()
+            self._half_close()
+        elif self.is_paused:
+            return  # what is charged stays so until it is read
+        elif self.waiting or self.unparsed or self.refusal is not None:
+            self._go_on_later()
+        elif self.charge.nbytes:
+            self.charge.release()
+
+    def _go_on_later(self) -> None:
+        """Begin the next request after others had their turn, however many a client sends ahead."""
+        if not self.is_going_on:
+            self.is_going_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self.is_going_on = False
+        if self.exchange is not None or self.is_refused or self.is_paused:
             return
         if self.waiting:
             self._begin_exchange(self.waiting.popleft())
+        elif self.refusal is not None:
+            self._end_with(*self.refusal)
+        elif self.unparsed:
+            data, self.unparsed = self.unparsed, b""
+            self.charge.release()
+            if not self.is_reading:
+                self.is_reading = True
+                self.changed_at = time.monotonic()
+            self._parse(data)
+            if not self.waiting and not self.unparsed and self.exchange is None and not self.is_refused:
+                self._go_on_later()
         elif not self.transport.is_reading():
             self.transport.resume_reading()
 
     def drain(self) -> None:
-        """Close after the request under way, or at once where there is none."""
-        self.is_closing = True
-        if self.exchange is None:
-            self.transport.close()
+        """Answer what comes from here on as the last of its connection."""
+        self.is_draining = True
+
+    def end(self) -> None:
+        """Close after the request that is under way or arrives, or at once where there is none."""
+        self.is_draining = True
+        if self.exchange is None and not self.is_reading and not self.waiting and not self.unparsed and not self.is_refused:
+            self._half_close()
 
     def sweep(self, now: float) -> None:
         """End what takes too long; called about once a second."""
         waited = now - self.changed_at
-        if self.is_refused:
-            if waited > _LINGER_SECONDS:
+        if self.is_refused and not self.is_paused:
+            if waited > LINGER_SECONDS:
                 self.transport.abort()
         elif self.is_paused:
             if waited > self.limits.read_seconds:
@@ -309,14 +451,19 @@ class Connection(asyncio.Protocol):
         elif self.is_reading and waited > self.limits.read_seconds:
             self._refuse(408, f"the request did not arrive within {self.limits.read_seconds:g} seconds")
         elif not self.is_reading and waited > self.limits.idle_seconds:
-            self.transport.close()
+            self._half_close()
 
     def _begin(self) -> None:
         self.request = HttpRequest()
         self.url = b""
-        self.body: list[bytes] = []
-        self.num_body_nbytes = 0
-        self.num_header_nbytes = 0
+        self.body: list[bytes | bytearray] = []
+        self.max_body_nbytes = self.limits.max_body_nbytes
+        self.num_body_nbytes: int = 0
+        self.num_promised = 0
+        self.num_silent = 0  # bytes since the last that was of use: of a head, between the parts of a body
+        self.num_hosts: int = 0
+        self.has_head = False
+        self.is_upgrade = False
         self.is_reading = False
 
     def _begin_exchange(self, request: HttpRequest) -> None:
@@ -324,24 +471,49 @@ class Connection(asyncio.Protocol):
         self.exchange = exchange
         self.app.handle(request, exchange)
 
-    def _count_header(self, nbytes: int) -> None:
-        self.num_header_nbytes += nbytes
-        if self.num_header_nbytes > _MAX_HEADER_NBYTES:
-            self._refuse(431, f"the headers are larger than {_MAX_HEADER_NBYTES} bytes")
-
     def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot become a request, and let the client finish sending before the line is cut."""
+        self._end_with(*self.app.refuse(status, message))
+
+    def _end_with(self, status: int, headers: bytes, body: list[bytes]) -> None:
+        """Send a last answer, behind those that are owed before it."""
         if self.is_refused:
             return
-        self.is_refused = True
-        self.changed_at = time.monotonic()
-        self.waiting.clear()
         self.body = []
-        if self.exchange is not None:  # an answer is still owed to an earlier request, but the line is lost
-            self.exchange.abandon()
-            self.exchange = None
-        headers, body = self.app.refuse(status, message)
-        head = b"%s%scontent-length: %d\r\nconnection: close\r\n\r\n" % (_STATUS_LINES[status], headers, len(body))
-        self.transport.write(head + body)
+        self.unparsed = b""
+        if self.exchange is not None or self.waiting:
+            self.refusal = status, headers, body
+            return
+        self.changed_at = time.monotonic()
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, sum(map(len, body)), _CLOSE)
+        self.transport.write(b"".join([head, *body]))
+        self._half_close()
+
+    def _half_close(self) -> None:
+        """Say that nothing follows, and let the client hang up: closing while it sends would take its answer from it."""
+        self.is_refused = True
+        self.known = None
+        self.unparsed = b""
+        self.waiting.clear()
+        if not self.is_paused:
+            self.charge.release()
+        self.changed_at = time.monotonic()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+            if not self.transport.is_reading():
+                self.transport.resume_reading()  # to see it hang up
+        else:
+            self.transport.close()
+
+
+def _strip_authority(target: str) -> str:
+    """The path of a target, which may name the server as well.
+
+    >>> _strip_authority("http://ferry:8000/v2?x"), _strip_authority("http://ferry"), _strip_authority("/v2")
+    ('/v2?x', '/', '/v2')
+    """
+    scheme = next((scheme for scheme in _SCHEMES if target[:8].lower().startswith(scheme)), "")
+    if not scheme:
+        return target
+    slash = target.find("/", len(scheme))
+    return target[slash:] if slash >= 0 else "/"

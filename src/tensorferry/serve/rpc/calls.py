@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tensorferry.errors import FerryError
-from tensorferry.serve.faults import InvalidRequest, Unsupported
+from tensorferry.serve.compression import Unpacker
+from tensorferry.serve.faults import InvalidRequest, MemoryFull, Unsupported
+from tensorferry.serve.limits import INLINE_NBYTES
+from tensorferry.serve.memory import SMALL_NBYTES
 from tensorferry.serve.rpc.heads import Field, Head
 from tensorferry.serve.rpc.messages import (
     HEAD_BLOCK,
@@ -101,6 +104,7 @@ class Call:
         "head",
         "is_over",
         "is_pumping",
+        "is_unpacking",
         "listener",
         "reader",
         "stream",
@@ -111,7 +115,7 @@ class Call:
     def __init__(self, stream: Stream, head: Head, max_message_nbytes: int) -> None:
         self.stream = stream
         self.head = head
-        self.reader = MessageReader(head.encoding, max_message_nbytes)
+        self.reader = MessageReader(head.encoding, max_message_nbytes, stream.charge)
         self.listener: Listener | None = None
         self.work: Cancellable | None = None
         self.trailers: tuple[Field, ...] = ()
@@ -119,6 +123,7 @@ class Call:
         self.has_sent = False
         self.has_ended = False
         self.is_pumping = False
+        self.is_unpacking = False
         self.is_over = False
 
     def start(self, listener: Listener) -> None:
@@ -133,19 +138,29 @@ class Call:
     def receive(self, data: bytes) -> None:
         """Bytes of the body."""
         if data and not self.is_over:
+            if len(data) > SMALL_NBYTES or self.reader.num_unread:
+                try:
+                    self.stream.charge.add(len(data))
+                except MemoryFull as fault:
+                    self.fail(fault)
+                    return
             self.reader.append(data)
         self.pump()
 
     def pump(self) -> None:
         """Give the listener what has come, as far as it wants it."""
         listener, reader = self.listener, self.reader
-        if listener is None or self.is_pumping:  # an answer that is sent at once may lead here from within
+        # an answer that is sent at once may lead here from within
+        if listener is None or self.is_pumping or self.is_unpacking:
             return
         self.is_pumping = True
         try:
             while not self.is_over and listener.wants_more and (message := reader.take()) is not None:
                 self._release(listener)
-                listener.take(message)
+                whole = message if isinstance(message, bytes) else self._unpack(message)
+                if whole is None:
+                    return
+                listener.take(whole)
             if self.stream.is_received and listener.wants_more and not self.has_ended and not self.is_over:
                 self.has_ended = True
                 if reader.num_unread:
@@ -156,6 +171,27 @@ class Call:
         finally:
             self.is_pumping = False
 
+    def _unpack(self, unpacker: Unpacker) -> bytes | None:
+        """A message that unpacks to little; for others None, and they go on when a thread has done it."""
+        message = unpacker.start(INLINE_NBYTES)
+        if message is not None:
+            return message
+        self.is_unpacking = True
+        self.work = asyncio.get_running_loop().create_task(self._take_unpacked(unpacker))
+        return None
+
+    async def _take_unpacked(self, unpacker: Unpacker) -> None:
+        try:
+            message = await asyncio.to_thread(unpacker.finish)
+            self.work = None  # it is this task, which ends by itself
+            self.is_unpacking = False
+            if self.listener is not None:
+                self.listener.take(message)
+            self.resume()
+        except Exception as error:
+            self.work = None
+            self.fail(error)
+
     def abandon(self) -> None:
         """The client is gone."""
         if not self.is_over:
@@ -163,6 +199,7 @@ class Call:
 
     def drained(self) -> None:
         """Everything that was sent so far is on its way."""
+        self._settle()
         self.resume()
 
     def drain(self) -> None:
@@ -201,6 +238,13 @@ class Call:
     def reply(self, message: bytes) -> None:
         """Answer with one message and OK."""
         if not self.is_over:
+            if len(message) > INLINE_NBYTES:
+                try:
+                    self.stream.charge.replace(len(message))
+                except MemoryFull as fault:
+                    self.work = None
+                    self.fail(fault)
+                    return
             tail = write_trailers(Status.OK, "", self.trailers) if self.trailers else OK_BLOCK
             self.work = None  # it is done
             self._close()
@@ -209,10 +253,17 @@ class Call:
     def send(self, message: bytes) -> None:
         """Answer with one message of several."""
         if not self.is_over:
+            try:
+                self.stream.charge.add(len(message))
+            except MemoryFull as fault:
+                self.fail(fault)
+                return
             if not self.has_sent:
                 self.has_sent = True
                 self.stream.send_head(HEAD_BLOCK)
             self.stream.send_data(write_message(message))
+            if not self.stream.pending:
+                self._settle()
 
     def finish(self, status: Status = Status.OK, text: str = "") -> None:
         """End the call."""
@@ -235,9 +286,18 @@ class Call:
         self.stream.send_tail(block)
 
     def _release(self, listener: Listener) -> None:
-        """A message of a stream of messages is whole: from here on the listener bounds what it holds of them."""
-        if self.stream.num_extra and not listener.is_unary:
+        """A message of a stream of messages is whole: from here on the listener charges and bounds what it holds of them."""
+        if listener.is_unary:
+            return
+        if self.stream.num_extra:
             self.stream.connection.inflow.release(self.stream)
+        if not self.stream.pending:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Of a stream of messages only what is not taken yet is held, once all answers have gone."""
+        if not self.is_over and self.stream.charge.nbytes > self.reader.num_unread:
+            self.stream.charge.replace(self.reader.num_unread)
 
     def _miss_deadline(self) -> None:
         self.deadline = None

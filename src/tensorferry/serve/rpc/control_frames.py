@@ -72,9 +72,9 @@ def _on_window_update(connection: "Connection", number: int, payload: bytes) -> 
 
 def _on_reset(connection: "Connection", _: int, number: int, __: bytes) -> None:
     check_begun(connection, number)
-    connection.reset.append(number)  # DATA that the client had queued before may still follow
     stream = connection.streams.get(number)
     if stream is not None:
+        connection.note_reset(number, by_client=True)
         connection.abandon(stream)
 
 
@@ -86,7 +86,7 @@ def _on_ping(connection: "Connection", flags: int, _: int, payload: bytes) -> No
 def _on_goaway(connection: "Connection", _: int, __: int, payload: bytes) -> None:
     if len(payload) < 8:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
-    connection.drain()
+    connection.end()
 
 
 def _on_priority(_: "Connection", __: int, number: int, payload: bytes) -> None:

@@ -19,7 +19,7 @@ from tensorferry.serve.rpc.frames import (
     write_data_head,
     write_window_update,
 )
-from tensorferry.serve.rpc.limits import Patience
+from tensorferry.serve.rpc.patience import Patience
 from tensorferry.serve.rpc.streams import Stream
 
 CONNECTION_WINDOW = 2**30  # streams have windows of their own; this one only must not stand in their way

@@ -19,6 +19,9 @@ from hpack.table import HeaderTable
 from tensorferry.serve.rpc.frames import Code, ConnectionFault
 
 MAX_LIST_NBYTES = 16 * 1024  # names, values and 32 for each field, as SETTINGS_MAX_HEADER_LIST_SIZE counts
+_MAX_DECODED_NBYTES = 4 * MAX_LIST_NBYTES  # beyond it the decoder stops, and with it the connection
+_MAX_SIZE_UPDATES = 2  # at the beginning of a block: the smallest of the sizes since the last block, and the last of them
+_COST_NBYTES = 1024  # of a block, or of what it unpacks to, that cost one more
 _NO_TABLE = b"\x20"  # a size update: this end keeps a dynamic table of 0 bytes
 _MAX_KNOWN = 32
 _MAX_KNOWN_NBYTES = 1024
@@ -31,6 +34,10 @@ Field = tuple[bytes, bytes]
 
 class Malformed(Exception):
     """A head that is no head of a request: its stream ends."""
+
+
+class HeadTooLarge(Exception):
+    """A head of more bytes than a client was told it may have: its call ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +79,23 @@ class HeadReader:
     """Reads the header blocks of one connection, in their order."""
 
     def __init__(self) -> None:
-        self.decoder = Decoder(MAX_LIST_NBYTES)
+        self.decoder = Decoder(_MAX_DECODED_NBYTES)
         self.table = WatchedTable()
         self.decoder.header_table = self.table
         self.known: dict[bytes, Head] = {}
+        self.num_nbytes = 0  # of the last block that was decoded
+        self.cost = 0  # of the last block: what decoding it takes, in units of a small frame
 
     def read(self, block: bytes) -> Head:
-        """The head of a request; raises Malformed, after which the connection goes on, or ConnectionFault."""
+        """The head of a request; raises Malformed or HeadTooLarge, after which the connection goes on, or ConnectionFault."""
         head = self.known.get(block)
         if head is not None:
+            self.cost = 0
             return head
-        head = read_head(self.decode(block))
+        fields = self.decode(block)
+        if self.num_nbytes > MAX_LIST_NBYTES:
+            raise HeadTooLarge(f"the metadata take {self.num_nbytes} bytes, the most this server takes is {MAX_LIST_NBYTES}")
+        head = read_head(fields)
         if not self.table.is_changed and len(block) <= _MAX_KNOWN_NBYTES:
             if len(self.known) >= _MAX_KNOWN:
                 self.known.clear()
@@ -92,15 +105,32 @@ class HeadReader:
     def decode(self, block: bytes) -> list[Field]:
         """The fields of any block; it must be called for those that nobody wants as well, for the table's sake."""
         self.table.is_changed = False
+        _check_size_updates(block)
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self.decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"headers of more than {MAX_LIST_NBYTES} bytes") from None
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"headers of more than {_MAX_DECODED_NBYTES} bytes") from None
         except HPACKError as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from None
         if self.table.is_changed:
             self.known.clear()
+        self.num_nbytes = sum(32 + len(name) + len(value) for name, value in fields)
+        self.cost = 1 + (len(block) + self.num_nbytes) // _COST_NBYTES
         return fields
+
+
+def _check_size_updates(block: bytes) -> None:
+    """Any number of them may begin a block, and only a client that means harm sends more than the standard has a use for."""
+    at = num_updates = 0
+    while at < len(block) and block[at] >> 5 == 1:
+        num_updates += 1
+        if num_updates > _MAX_SIZE_UPDATES:
+            raise ConnectionFault(Code.COMPRESSION_ERROR, f"more than {_MAX_SIZE_UPDATES} updates of the table's size in a block")
+        is_long = block[at] & 0x1F == 0x1F
+        at += 1
+        while is_long and at < len(block):
+            is_long = block[at] >> 7 == 1
+            at += 1
 
 
 def read_head(fields: Iterable[Field]) -> Head:

@@ -6,7 +6,8 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tensorferry.serve.dataplane import DataPlane
-from tensorferry.serve.faults import NotFound
+from tensorferry.serve.faults import NotFound, TooLarge
+from tensorferry.serve.limits import MAX_WATCHES
 from tensorferry.serve.rpc.calls import Call
 from tensorferry.serve.rpc.infer_calls import parse
 
@@ -36,6 +37,8 @@ class Health:
     def __init__(self, plane: DataPlane, services: frozenset[str]) -> None:
         self.plane = plane
         self.services = services  # empty: the whole server
+        self.watchers: set[Watcher] = set()
+        self.timer: asyncio.TimerHandle | None = None
 
     def check(self, call: Call, data: bytes) -> None:
         """The status now."""
@@ -46,7 +49,22 @@ class Health:
 
     def watch(self, call: Call, data: bytes) -> None:
         """The status now, and whenever it changes."""
-        call.work = Watcher(self, call, parse(HealthCheckRequest, data).service)
+        if len(self.watchers) >= MAX_WATCHES:
+            raise TooLarge(f"{MAX_WATCHES} calls of Watch are open, which is the most this server takes")
+        watcher = Watcher(self, call, parse(HealthCheckRequest, data).service)
+        self.watchers.add(watcher)
+        call.work = watcher
+        watcher.tell(self.find(watcher.service))
+        if self.timer is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Look now and then, for all clients together, and only while there are any."""
+        self.timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self.watchers else None
+        for watcher in list(self.watchers):
+            watcher.tell(self.find(watcher.service))
+            if self.plane.is_draining:
+                watcher.call.finish()  # an endless call must not hold up the end
 
     def find(self, service: str) -> int:
         """The status of a service."""
@@ -56,28 +74,20 @@ class Health:
 
 
 class Watcher:
-    """Looks now and then, for one client."""
+    """One client that is told of every change."""
 
     def __init__(self, health: Health, call: Call, service: str) -> None:
         self.health = health
         self.call = call
         self.service = service
         self.told: int | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self._look()
 
     def cancel(self) -> None:
         """The client has gone."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        self.health.watchers.discard(self)
 
-    def _look(self) -> None:
-        status = self.health.find(self.service)
+    def tell(self, status: int) -> None:
+        """Send the status where it is news."""
         if status != self.told:
             self.told = status
             self.call.send(HealthCheckResponse(status=status).SerializeToString())
-        if self.health.plane.is_draining:
-            self.call.finish()  # an endless call must not hold up the end
-        else:
-            self.timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)

@@ -9,9 +9,13 @@ of frames and headers, the streams at a time, what they hold (`flow`), what brin
 import asyncio
 import logging
 import ssl
-from collections import deque
+import time
+from collections import OrderedDict, deque
 from typing import Any, Protocol
 
+from tensorferry.serve.faults import MemoryFull
+from tensorferry.serve.limits import RpcLimits
+from tensorferry.serve.memory import STREAM_NBYTES, Charge, MemoryBudget
 from tensorferry.serve.rpc.control_frames import check_begun, handle_control
 from tensorferry.serve.rpc.flow import CONNECTION_WINDOW, Inflow, Outflow
 from tensorferry.serve.rpc.frames import (
@@ -24,6 +28,7 @@ from tensorferry.serve.rpc.frames import (
     HEAD_NBYTES,
     HEADERS,
     MAX_FRAME_NBYTES,
+    MAX_WINDOW,
     PADDED,
     PREFACE,
     SETTINGS,
@@ -38,15 +43,19 @@ from tensorferry.serve.rpc.frames import (
     write_settings,
     write_window_update,
 )
-from tensorferry.serve.rpc.heads import MAX_LIST_NBYTES, Head, HeadReader, Malformed
-from tensorferry.serve.rpc.limits import Patience, RpcLimits
+from tensorferry.serve.rpc.heads import MAX_LIST_NBYTES, Head, HeadReader, HeadTooLarge, Malformed
+from tensorferry.serve.rpc.patience import Patience
 from tensorferry.serve.rpc.streams import NOBODY, Receiver, Stream
 from tensorferry.serve.rpc.sweeping import Watches, sweep
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_CONTINUATIONS = 8
 _MAX_UNSENT_NBYTES = 64 * 1024
-_MAX_RESET = 1024  # streams that we ended and whose frames may still be on their way
+_MAX_RESET = 1024  # streams that were reset and are remembered: frames of those that we ended may still be on their way
+_MAX_SKIPPED = 64
+_FEW_FRAMES = 8
+_MORE_SEATS = 16
+_TURN_SECONDS = 0.005  # how long one connection may keep others waiting before it goes on behind them
 
 
 class App(Protocol):
@@ -55,13 +64,19 @@ class App(Protocol):
     def open(self, stream: Stream, head: Head) -> Receiver:
         """Begin a request; nothing that a client sends raises out of here."""
 
+    def refuse(self, stream: Stream, message: str) -> None:
+        """End a request whose head is larger than the server takes."""
+
 
 class Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, app: App, limits: RpcLimits, connections: set["Connection"]) -> None:
+    def __init__(self, app: App, limits: RpcLimits, budget: MemoryBudget, connections: set["Connection"]) -> None:
         self.app = app
         self.limits = limits
+        self.budget = budget
+        self.seats = Charge(budget)  # for streams with small messages
+        self.num_seats = 0
         self.connections = connections
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.loop = asyncio.get_running_loop()
@@ -73,14 +88,18 @@ class Connection(asyncio.Protocol):
         self.outflow = Outflow(self.write, self.patience, self._sent)
         self.streams: dict[int, Stream] = {}
         self.last_number = 0
-        self.reset: deque[int] = deque(maxlen=_MAX_RESET)
-        self.rest = b""  # the beginning of a frame
+        self.reset: OrderedDict[int, bool] = OrderedDict()  # streams that were cut short; whether by the client
+        self.skipped: deque[range] = deque(maxlen=_MAX_SKIPPED)  # numbers that were left out, and may not be used any more
+        self.rest = b""  # what is not handled yet: the beginning of a frame, or frames that wait for the next turn
+        self.is_going_on = False
+        self.has_paused = False
         self.has_begun = False  # the preface was here
         self.has_settings = False
         self.block: list[bytes] = []  # the parts of headers that are not whole
         self.block_number = self.block_flags = 0
         self.is_refused = False
-        self.is_draining = False
+        self.is_draining = False  # the client was told to go
+        self.is_ending = False  # and no more streams are taken
         self.num_reads = self.num_frames = 0
         self.watches = Watches()
 
@@ -96,6 +115,8 @@ class Connection(asyncio.Protocol):
             self.refuse(Code.PROTOCOL_ERROR, "TLS without the protocol h2")
         elif len(self.connections) >= self.limits.max_connections:
             self.refuse(Code.ENHANCE_YOUR_CALM, f"{self.limits.max_connections} connections are open")
+        elif self.is_draining:
+            self.write(write_goaway(MAX_WINDOW, Code.NO_ERROR))
         self.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -103,20 +124,38 @@ class Connection(asyncio.Protocol):
         if self.is_refused:
             return
         self.num_reads += 1
-        if self.rest:
-            data = self.rest + data
+        self.rest = self.rest + data if self.rest else data
+        if not self.is_going_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Handle what is here; what takes longer than a turn goes on in the next one."""
+        self.is_going_on = False
+        if self.is_refused:
+            return
         try:
+            data = self.rest
             self.rest = data[self._read(data) :]
         except ConnectionFault as fault:
             self.refuse(fault.code, str(fault))
         except Exception:
             _LOG.exception("an error of the server itself, on a gRPC connection")
             self.refuse(Code.INTERNAL_ERROR, "an error of the server itself")
+        if self.is_refused:
+            self.rest = b""
+        if self.is_going_on:
+            self.has_paused = True
+            self.transport.pause_reading()
+            self.loop.call_soon(self._go_on)
+        elif self.has_paused:
+            self.has_paused = False
+            self.transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client is gone: what it waited for need not be done."""
         self.connections.discard(self)
         self._abandon_all()
+        self.seats.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -138,6 +177,7 @@ class Connection(asyncio.Protocol):
                 return 0
             self.has_begun = True
             at = len(PREFACE)
+        num_frames, turn_ends_at = 0, 0.0
         while end_of_data - at >= HEAD_NBYTES and not self.is_refused:
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             start = at + HEAD_NBYTES
@@ -153,6 +193,13 @@ class Connection(asyncio.Protocol):
                 self.patience.spend()
                 self.reset_stream(fault.number, fault.code)
             at = end
+            num_frames += self.heads.cost or 1
+            if num_frames >= _FEW_FRAMES:  # most reads bring a call or two, for which the clock need not be asked
+                now = time.monotonic()
+                turn_ends_at = turn_ends_at or now + _TURN_SECONDS
+                if now > turn_ends_at and end_of_data - at >= HEAD_NBYTES:
+                    self.is_going_on = True
+                    break
         return at
 
     def _handle(self, kind: int, flags: int, number: int, payload: bytes) -> None:
@@ -214,15 +261,22 @@ class Connection(asyncio.Protocol):
         if number <= self.last_number:
             self._on_trailers(flags, number, block)
             return
+        if number > self.last_number + 2:
+            self.skipped.append(range(self.last_number + 2, number))
         self.last_number = number
+        refusal = ""
         try:
             head = self.heads.read(block)
         except Malformed:
             raise StreamFault(number, Code.PROTOCOL_ERROR) from None
-        if self.is_draining:
-            self.reset.append(number)  # GOAWAY has told the client that this stream will not be looked at
+        except HeadTooLarge as error:
+            head, refusal = Head("", ""), str(error)
+        if self.heads.cost:
+            self.patience.spend(self.heads.cost)
+        if self.is_ending:
+            self.note_reset(number)  # GOAWAY has told the client that this stream will not be looked at
             return
-        if len(self.streams) >= self.limits.max_streams:
+        if len(self.streams) >= self.num_seats and not self._take_seats():
             raise StreamFault(number, Code.REFUSED_STREAM)
         ends = bool(flags & END_STREAM)
         if ends and head.content_length:
@@ -230,16 +284,38 @@ class Connection(asyncio.Protocol):
         stream = Stream(self, number, self.outflow.initial_window, head.content_length)
         self.streams[number] = stream
         stream.is_received = ends
+        stream.cost = self.heads.cost
+        if refusal:
+            self.app.refuse(stream, refusal)
+            return
         receiver = self.app.open(stream, head)
+        if stream.is_answered:  # there is no such call, or the client may not make it
+            self.patience.spend()
         if stream.is_gone:
             return
         stream.receiver = receiver
         if ends:
             receiver.receive(b"")
 
+    def _take_seats(self) -> bool:
+        """Have memory for some more streams at a time, which the connection then keeps; whether there is any."""
+        if self.num_seats >= self.limits.max_streams:
+            return False
+        try:
+            self.seats.add(_MORE_SEATS * STREAM_NBYTES)
+        except MemoryFull:
+            return False
+        self.num_seats = min(self.num_seats + _MORE_SEATS, self.limits.max_streams)
+        return True
+
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
         self.heads.decode(block)
+        self.patience.spend(self.heads.cost)
         stream = self.streams.get(number)
+        if stream is None and any(number in skipped for skipped in self.skipped):
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} comes after stream {self.last_number}")
+        if stream is None and number not in self.reset:
+            raise ConnectionFault(Code.STREAM_CLOSED, f"HEADERS of stream {number}, which has ended")
         if stream is None or stream.is_received:
             self._check_closed(number)
         elif not flags & END_STREAM or stream.num_promised:
@@ -249,11 +325,17 @@ class Connection(asyncio.Protocol):
             stream.receiver.receive(b"")
 
     def _check_closed(self, number: int) -> None:
-        """A frame of a stream that takes none: it may have crossed with our own end of the stream."""
+        """DATA of a stream that takes none: it may have crossed with our own end of the stream."""
         check_begun(self, number)
         self.patience.spend()
-        if number not in self.reset:
+        if self.reset.get(number, True):
             raise StreamFault(number, Code.STREAM_CLOSED)
+
+    def note_reset(self, number: int, *, by_client: bool = False) -> None:
+        """Remember a stream that did not end by itself."""
+        self.reset[number] = by_client
+        if len(self.reset) > _MAX_RESET:
+            self.reset.popitem(last=False)
 
     # ---- answering ---------------------------------------------------------------------------------------------------
 
@@ -272,11 +354,6 @@ class Connection(asyncio.Protocol):
         if unsent and not self.transport.is_closing():
             self.transport.write(b"".join(unsent))
 
-    def close(self) -> None:
-        """Send what there is, and end the connection."""
-        self.flush()
-        self.transport.close()
-
     def write_headers(self, number: int, block: bytes, *, ends: bool) -> bytes:
         """A HEADERS frame."""
         return write_frame(HEADERS, END_HEADERS | END_STREAM if ends else END_HEADERS, number, block)
@@ -286,20 +363,30 @@ class Connection(asyncio.Protocol):
         if stream.is_gone:
             return
         if not stream.is_received:
-            self.reset.append(stream.number)
+            self.note_reset(stream.number)
             self.write(write_reset(stream.number, Code.NO_ERROR))
-        self.patience.earn()
+        if stream.receiver is not NOBODY:  # as for calls that are refused as they come
+            self.patience.earn(stream.cost)
         self._forget(stream)
 
     def drain(self) -> None:
-        """Take no more streams, and close after those that are open."""
-        if not self.is_draining:
+        """Have the client begin no more streams, and take those that it began before it heard of that."""
+        if not self.is_draining and not self.is_refused:
             self.is_draining = True
+            if self.transport is not None:
+                self.write(write_goaway(MAX_WINDOW, Code.NO_ERROR))
+
+    def end(self) -> None:
+        """Take no more streams, and close after those that are open."""
+        if self.is_refused:
+            return
+        if not self.is_ending:
+            self.is_ending = self.is_draining = True
             self.write(write_goaway(self.last_number, Code.NO_ERROR))
             for stream in list(self.streams.values()):
                 stream.receiver.drain()
         if not self.streams:
-            self.close()
+            self._half_close()
 
     def sweep(self, now: float) -> None:
         """End what takes too long; called about once a second."""
@@ -313,7 +400,7 @@ class Connection(asyncio.Protocol):
 
     def reset_stream(self, number: int, code: Code) -> None:
         """End a stream that cannot go on, or that never began."""
-        self.reset.append(number)
+        self.note_reset(number)
         self.write(write_reset(number, code))
         stream = self.streams.get(number)
         if stream is not None:
@@ -331,8 +418,10 @@ class Connection(asyncio.Protocol):
         self.streams.pop(stream.number, None)
         self.outflow.drop(stream)
         self.inflow.release(stream)
-        if self.is_draining and not self.streams:
-            self.close()
+        if stream.charge.nbytes:
+            stream.charge.release()
+        if self.is_ending and not self.streams:
+            self._half_close()
 
     def _abandon_all(self) -> None:
         for stream in list(self.streams.values()):
@@ -346,6 +435,13 @@ class Connection(asyncio.Protocol):
         self.rest = b""
         self.write(write_goaway(self.last_number, code, message))
         self._abandon_all()
+        self._half_close()
+
+    def _half_close(self) -> None:
+        """Say that nothing follows, and let the client hang up: closing while it sends would take its answers from it."""
+        self.is_refused = True
         self.flush()
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:
+            self.transport.close()

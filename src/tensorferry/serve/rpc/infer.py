@@ -1,10 +1,13 @@
 """An inference as gRPC carries it: ModelInferRequest and ModelInferResponse."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
 from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_FIELDS
+from tensorferry.serve.memory import Charge
 from tensorferry.serve.requests import InferRequest, InferResponse, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
 from tensorferry.serve.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
@@ -25,10 +28,77 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 _EMPTY: dict[str, Any] = {}
+# the numbers of ModelInferRequest's fields, and how protobuf writes a field
+_NAME, _VERSION, _INPUT, _RAW = 1, 2, 5, 7
+_VARINT, _FIXED64, _TEXT, _FIXED32 = 0, 1, 2, 5
+_PARSED_FACTOR = 16  # the memory that a byte of a message takes at most when it is parsed, except of raw contents
 
 
-def read_request(message: Any, regions: Regions) -> InferRequest:
-    """The request of a ModelInferRequest."""
+@dataclass(slots=True)
+class Outline:
+    """What a message says of itself before it is parsed."""
+
+    model_name: str = ""
+    model_version: str = ""
+    raw_nbytes: int = 0
+    has_texts: bool = False
+    nbytes: int = 0
+
+    @property
+    def is_quick_to_read(self) -> bool:
+        """Whether it takes no longer than the event loop may be busy: raw numbers are hardly looked at."""
+        return self.nbytes - self.raw_nbytes <= INLINE_NBYTES and self.nbytes <= INLINE_RAW_NBYTES and not self.has_texts
+
+    @property
+    def parsed_nbytes(self) -> int:
+        """The memory that it takes at most when it is parsed."""
+        return self.raw_nbytes + _PARSED_FACTOR * (self.nbytes - self.raw_nbytes)
+
+
+def outline(data: bytes) -> Outline:
+    """The outline of a ModelInferRequest's bytes; of more fields than any request has, nothing is read.
+
+    Parsing makes an object of every field, and a field can be as short as two bytes.
+    """
+    found = Outline(nbytes=len(data))
+    at = 0
+    for _ in range(MAX_FIELDS):
+        if at >= len(data):
+            return found
+        tag, at = _read_varint(data, at)
+        kind, number = tag & 7, tag >> 3
+        if kind == _TEXT:
+            length, at = _read_varint(data, at)
+            end = at + length
+        else:
+            end = {_FIXED64: at + 8, _FIXED32: at + 4}.get(kind, len(data) + 1) if kind != _VARINT else _read_varint(data, at)[1]
+        if end > len(data):
+            raise InvalidRequest("the bytes are not a ModelInferRequest")
+        if number == _RAW:
+            found.raw_nbytes += end - at
+        elif number == _INPUT:
+            found.has_texts |= data.find(b"BYTES", at, end) >= 0
+        elif number == _NAME:
+            found.model_name = data[at:end].decode(errors="replace")
+        elif number == _VERSION:
+            found.model_version = data[at:end].decode(errors="replace")
+        at = end
+    raise InvalidRequest(f"the request has more than {MAX_FIELDS} fields")
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends."""
+    value = shift = 0
+    for end in range(at, min(at + 10, len(data))):
+        value |= (data[end] & 0x7F) << shift
+        if data[end] < 0x80:
+            return value, end + 1
+        shift += 7
+    raise InvalidRequest("the bytes are not a ModelInferRequest")
+
+
+def read_request(message: Any, regions: Regions, charge: Charge | None = None) -> InferRequest:
+    """The request of a ModelInferRequest; its arrays and its answer are charged to `charge`."""
     raw = message.raw_input_contents
     at = 0
     inputs: dict[str, Array] = {}
@@ -60,6 +130,7 @@ def read_request(message: Any, regions: Regions) -> InferRequest:
         wanted=tuple(_read_output(output) for output in message.outputs),
         id=message.id,
         urgency=Urgency(_count(parameters, "priority"), _count(parameters, "timeout")),
+        charge=charge,
     )
 
 

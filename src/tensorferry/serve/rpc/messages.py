@@ -6,22 +6,25 @@ from enum import IntEnum
 from urllib.parse import quote
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.compression import decompress
+from tensorferry.serve.compression import Unpacker
 from tensorferry.serve.faults import (
     Conflict,
     Denied,
     InvalidRequest,
+    MemoryFull,
     NotFound,
     TooLarge,
     Unavailable,
     Unsupported,
 )
+from tensorferry.serve.memory import Charge
 from tensorferry.serve.rpc.heads import Field, write_block, write_first_block
 
 ENCODINGS = ("identity", "deflate", "gzip")
 _PREFIX = struct.Struct(">BI")  # whether compressed, length
 _PREFIX_NBYTES = _PREFIX.size
 _MAX_TEXT_NBYTES = 4096  # clients take 8 KiB of headers
+_SMALL_NBYTES = 4096  # parts below it are put together as they come: each by itself would cost more than its bytes
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # with letters and digits, what a status text may hold as it is
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -50,6 +53,7 @@ _STATUSES: dict[type[Exception], Status] = {
     NotFound: Status.NOT_FOUND,
     Conflict: Status.ALREADY_EXISTS,
     TooLarge: Status.RESOURCE_EXHAUSTED,
+    MemoryFull: Status.RESOURCE_EXHAUSTED,
     Unsupported: Status.UNIMPLEMENTED,
     Unavailable: Status.UNAVAILABLE,
 }
@@ -108,14 +112,15 @@ def read_timeout(text: str) -> float:
 class MessageReader:
     """Cuts the DATA of one stream into messages: `append` what comes, `take` until there is none."""
 
-    __slots__ = ("at", "data", "encoding", "max_nbytes", "num_needed", "num_taken", "num_unread", "parts")
+    __slots__ = ("at", "charge", "data", "encoding", "max_nbytes", "num_needed", "num_taken", "num_unread", "parts")
 
-    def __init__(self, encoding: str, max_nbytes: int) -> None:
+    def __init__(self, encoding: str, max_nbytes: int, charge: Charge) -> None:
         self.encoding = encoding
+        self.charge = charge  # to which messages are charged that are larger unpacked
         self.max_nbytes = max_nbytes
         self.data = b""
         self.at = 0
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | bytearray] = []
         self.num_unread = 0
         self.num_needed = _PREFIX_NBYTES
         self.num_taken = 0
@@ -128,13 +133,18 @@ class MessageReader:
     def append(self, data: bytes) -> None:
         """More bytes."""
         if self.num_unread:
-            self.parts.append(data)
+            if len(data) >= _SMALL_NBYTES or not self.parts:
+                self.parts.append(data)
+            elif isinstance(self.parts[-1], bytearray):
+                self.parts[-1] += data
+            else:
+                self.parts.append(bytearray(data))
         else:
             self.data, self.at = data, 0
         self.num_unread += len(data)
 
-    def take(self) -> bytes | None:
-        """The next message, if it is whole; raises TooLarge before its bytes are here."""
+    def take(self) -> bytes | Unpacker | None:
+        """The next message, if it is whole, or what unpacks it; raises TooLarge before its bytes are here."""
         if self.num_unread < self.num_needed:
             return None
         self._gather()
@@ -161,11 +171,11 @@ class MessageReader:
             self.at = 0
             self.parts.clear()
 
-    def _unpack(self, message: bytes, flag: int) -> bytes:
+    def _unpack(self, message: bytes, flag: int) -> Unpacker:
         if flag != 1:
             raise InvalidRequest(f"a message with the compression flag {flag}, which is neither 0 nor 1")
         if self.encoding in ("", "identity"):
             raise InvalidRequest("a compressed message without a grpc-encoding")
         if self.encoding not in ENCODINGS:
             raise Unsupported(f"the grpc-encoding {self.encoding[:20]!r} is unknown; known are {', '.join(ENCODINGS)}")
-        return decompress(message, self.encoding, self.max_nbytes)
+        return Unpacker(message, self.encoding, self.max_nbytes, self.charge)

@@ -8,15 +8,19 @@ from typing import Any
 from tensorferry.serve.dataplane import DataPlane
 from tensorferry.serve.faults import Unsupported
 from tensorferry.serve.keys import ApiKeys
+from tensorferry.serve.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
 from tensorferry.serve.rpc import health
 from tensorferry.serve.rpc.calls import Call, Listener, Run, Unary
 from tensorferry.serve.rpc.heads import Head, write_first_block
+from tensorferry.serve.rpc.infer import outline
 from tensorferry.serve.rpc.infer_calls import StreamInfer, infer, parse
+from tensorferry.serve.rpc.messages import Status
 from tensorferry.serve.rpc.methods import Answer, Methods
 from tensorferry.serve.rpc.streams import Stream
 
 _SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady", "ModelReady"})  # answered without a key, for probes
+_WITH_DATA = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})  # messages of others are small
 _NOT_POST = write_first_block([(b":status", b"405"), (b"allow", b"POST")])
 _NOT_GRPC = write_first_block([(b":status", b"415")])
 
@@ -27,6 +31,7 @@ class Service:
     def __init__(self, plane: DataPlane, keys: ApiKeys | None, max_message_nbytes: int) -> None:
         self.keys = keys
         self.max_message_nbytes = max_message_nbytes
+        self.max_control_nbytes = min(MAX_CONTROL_NBYTES, max_message_nbytes)
         probe = health.Health(plane, frozenset({"", _SERVICE, health.SERVICE}))
         runs: dict[str, Run] = {
             f"/{_SERVICE}/{name}": partial(_answer_later, kind, answer)
@@ -37,11 +42,12 @@ class Service:
         runs[f"/{health.SERVICE}/Watch"] = probe.watch
         self.listeners: dict[str, Callable[[Call], Listener]] = {path: partial(Unary, run=run) for path, run in runs.items()}
         self.listeners[f"/{_SERVICE}/ModelStreamInfer"] = partial(StreamInfer, plane)
+        self.data_paths = {f"/{_SERVICE}/{name}" for name in _WITH_DATA}
         self.open_paths = {f"/{_SERVICE}/{name}" for name in _OPEN} | {f"/{health.SERVICE}/{name}" for name in ("Check", "Watch")}
 
     def open(self, stream: Stream, head: Head) -> Call:
         """Begin a call, or end it at once."""
-        call = Call(stream, head, self.max_message_nbytes)
+        call = Call(stream, head, self.max_message_nbytes if head.path in self.data_paths else self.max_control_nbytes)
         if head.method != "POST":
             call.refuse(_NOT_POST)
         elif not _is_grpc(head.content_type):
@@ -52,6 +58,10 @@ class Service:
             except Exception as error:
                 call.fail(error)
         return call
+
+    def refuse(self, stream: Stream, message: str) -> None:
+        """End a call whose metadata are too large."""
+        Call(stream, Head("", ""), 0).finish(Status.RESOURCE_EXHAUSTED, message)
 
     def _find(self, head: Head) -> Callable[[Call], Listener]:
         listener = self.listeners.get(head.path)
@@ -68,11 +78,17 @@ def _is_grpc(content_type: str) -> bool:
 
 
 def _answer_later(kind: Any, answer: Answer, call: Call, data: bytes) -> None:
-    call.work = asyncio.get_running_loop().create_task(_answer(call, answer, parse(kind, data)))
+    call.work = asyncio.get_running_loop().create_task(_answer(call, answer, kind, data))
 
 
-async def _answer(call: Call, answer: Answer, request: Any) -> None:
+async def _answer(call: Call, answer: Answer, kind: Any, data: bytes) -> None:
     try:
+        if len(data) <= INLINE_NBYTES:
+            request = parse(kind, data)
+        else:
+            outline(data)  # which counts its fields
+            call.stream.charge.add(len(data))
+            request = await asyncio.to_thread(parse, kind, data)
         message = await answer(request)
         call.reply(message.SerializeToString())
     except Exception as error:

@@ -3,6 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from tensorferry.serve.memory import Charge
 from tensorferry.serve.rpc.frames import DEFAULT_WINDOW
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class Stream:
     """A request and its answer; `send` and the like do nothing when the client is gone."""
 
     __slots__ = (
+        "charge",
         "connection",
+        "cost",
         "in_window",
         "is_answered",
         "is_gone",
@@ -105,6 +108,8 @@ class Stream:
     def __init__(self, connection: "Connection", number: int, out_window: int, num_promised: int | None) -> None:
         self.connection = connection
         self.number = number
+        self.charge = Charge(connection.budget)  # what its request and its answer hold
+        self.cost = 0  # what its head took of the client's patience
         self.receiver: Receiver = NOBODY
         self.in_window = DEFAULT_WINDOW  # what the client may still send
         self.num_extra = 0  # what of it the connection counts, see `Inflow`

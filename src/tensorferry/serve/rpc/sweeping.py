@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from tensorferry.serve.limits import LINGER_SECONDS
 from tensorferry.serve.rpc.frames import PING, Code, write_frame
 from tensorferry.serve.rpc.streams import Stream, Watch
 
 if TYPE_CHECKING:
     from tensorferry.serve.rpc.http2 import Connection
 
-_LINGER_SECONDS = 2.0  # how long a refused client may go on sending before it is cut off
 _PROGRESS_NBYTES = 1024
 
 
@@ -29,7 +29,7 @@ def sweep(connection: "Connection", now: float) -> None:
     """End what takes too long."""
     limits, watches, outflow = connection.limits, connection.watches, connection.outflow
     if connection.is_refused:
-        if watches.lingering.look(True, now) > _LINGER_SECONDS:
+        if watches.lingering.look(True, now) > LINGER_SECONDS:
             connection.transport.abort()
         return
     is_stuck = watches.stall.look(outflow.num_pauses if outflow.is_paused else None, now) > limits.read_seconds
@@ -47,7 +47,7 @@ def sweep(connection: "Connection", now: float) -> None:
         for stream in list(connection.streams.values()):
             _sweep_stream(connection, stream, now)
     elif silence > limits.idle_seconds:
-        connection.drain()
+        connection.end()
 
 
 def _sweep_stream(connection: "Connection", stream: Stream, now: float) -> None:

@@ -89,4 +89,5 @@ def read_tensor(name: str, spec: Any) -> TensorSignature:
 
 def to_array(tensor: Any) -> Array:
     """The values of an eager tensor."""
-    return np.asarray(tensor.numpy())
+    # one text alone comes as bytes, of which an array would be of fixed width
+    return np.asarray(tensor.numpy(), np.object_ if tensor.dtype == tf.string else None)

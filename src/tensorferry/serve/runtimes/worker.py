@@ -11,6 +11,7 @@ import pickle
 import signal
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from tensorferry.errors import BadModel, FerryError
@@ -50,13 +51,15 @@ class WorkerRunner:
     def __init__(self, backend: str, options: LoadOptions) -> None:
         self.backend = backend
         self.options = options
+        self.process: SpawnProcess | None = None
         self.signature = self._start()
 
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """The named outputs, or what the worker raised."""
-        if not self.process.is_alive():
+        if self.process is None or not self.process.is_alive():
             self._end()
             self._start()
+        assert self.process is not None
         try:
             send(self.connection, (dict(inputs), list(outputs)))
             answer = receive(self.connection)
@@ -73,33 +76,40 @@ class WorkerRunner:
         """Ask the process to end, and end it if it does not."""
         with contextlib.suppress(OSError):
             send(self.connection, _STOP)
-        self.process.join(timeout=10)
+        if self.process is not None:
+            self.process.join(timeout=10)
         self._end()
 
     def _start(self) -> Signature | None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(
+        process = context.Process(
             target=work, args=(theirs, self.backend, self.options), daemon=True, name=f"ferry-{self.options.path.name}"
         )
-        self.process.start()
+        process.start()
+        self.process = process
         theirs.close()
         try:
             answer = receive(self.connection)
         except EOFError:
-            self.process.join(timeout=10)
-            raise BadModel(f"loading {self.options.path} ended its process with {self.process.exitcode}") from None
+            process.join(timeout=10)
+            code = process.exitcode
+            self._end()
+            raise BadModel(f"loading {self.options.path} ended its process with {code}") from None
         if isinstance(answer, FerryError):
             self._end()
             raise answer
         return answer
 
     def _end(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        process, self.process = self.process, None
+        if process is None:  # the last start failed, and left nothing to end
+            return
+        if process.is_alive():
+            process.kill()
+            process.join()
         self.connection.close()
-        self.process.close()
+        process.close()
 
 
 def kill_workers() -> None:

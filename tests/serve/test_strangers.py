@@ -1,0 +1,312 @@
+"""What strangers can do to an open server: it holds no more than it may, and keeps nobody waiting."""
+
+import contextlib
+import gc
+import gzip
+import itertools
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import hpack
+import numpy as np
+import orjson
+import pytest
+from models import save_identity, save_scale
+from tritonclient.grpc import service_pb2 as pb
+from watched import connect, post, read_all, serve, wait_until, wait_until_still
+from wire import Wire, make_request, pack
+
+from tensorferry.serve.limits import MAX_HEADER_NBYTES
+from tensorferry.serve.rest.protocol import Connection
+from tensorferry.serve.rpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, write_frame
+from tensorferry.serve.rpc.messages import Status
+from tensorferry.serve.server import Server
+
+MIB = 2**20
+INFER = "/v2/models/double/infer"
+LONGEST_SECONDS = 0.05  # CPU time of the loop, in which it listens to nobody else
+GOOD = orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    save_scale(tmp_path, "double", 2.0)
+    save_identity(tmp_path, "texts", "BYTES", ("batch", "length"))
+    save_identity(tmp_path, "numbers", "FP32", ("batch", "length"))
+    return tmp_path
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def begin(server: Server, num_promised: int, *lines: str, path: str = INFER) -> socket.socket:
+    """A POST whose body is still to come."""
+    line = connect(server.http_port)
+    more = "".join(f"{each}\r\n" for each in lines)
+    line.sendall(f"POST {path} HTTP/1.1\r\nhost: f\r\ncontent-length: {num_promised}\r\n{more}\r\n".encode())
+    return line
+
+
+def write_head(size: int, *, binary: bool) -> bytes:
+    """The JSON of a request for `numbers`, whose elements follow it."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, size], "parameters": {"binary_data_size": 4 * size}}
+    return orjson.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}})
+
+
+def assert_sane(server: Server) -> None:
+    assert b'"data":[2.0,4.0,6.0,8.0]' in post(server.http_port, INFER, GOOD)
+    with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+        assert wire.call().status == Status.OK
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_uploads_that_are_hung_up_on_leave_nothing(root: Path) -> None:
+    def client(server: Server) -> None:
+        for _ in range(4):
+            with begin(server, 40 * MIB) as line:
+                line.sendall(bytes(20 * MIB))
+        assert server.http is not None
+        wait_until(lambda: not server.http.connections)
+        # by type: asking some objects of other packages what they are an instance of makes them warn
+        assert not [found for found in gc.get_objects() if type(found) is Connection]
+
+    serve(root, client)
+
+
+def test_requests_sent_ahead_wait_until_the_answers_before_them_are_read(root: Path) -> None:
+    def client(server: Server) -> int:
+        with connect(server.http_port) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.settimeout(1)
+            with contextlib.suppress(TimeoutError):
+                line.sendall(b"GET / HTTP/1.1\r\nhost: f\r\n\r\n" * 40_000)
+            assert server.http is not None
+            (connection,) = server.http.connections
+            return wait_until_still(connection.transport.get_write_buffer_size)
+
+    num_unread, longest = serve(root, client)
+    assert num_unread < MIB
+    assert longest < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /" + b"a" * MIB,
+        b"GET / HTTP/1.1\r\nhost: " + b"a" * MIB,
+        b"\r\n" * MIB,
+        b"POST / HTTP/1.1\r\nhost: f\r\ntransfer-encoding: chunked\r\n\r\n0\r\nend: " + b"a" * MIB,
+    ],
+    ids=["address", "header", "empty lines", "trailer"],
+)
+def test_what_never_ends_is_refused_as_soon_as_it_is_too_long(root: Path, data: bytes) -> None:
+    def client(server: Server) -> bytes:
+        with connect(server.http_port) as line:
+            line.sendall(data[: MAX_HEADER_NBYTES + 8192])
+            return read_all(line)
+
+    answer, _ = serve(root, client)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_body_without_a_key_is_not_taken_in(root: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("secret\n")
+
+    def client(server: Server) -> None:
+        with begin(server, 40 * MIB) as line:
+            answer = read_all(line)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"www-authenticate: Bearer" in answer
+        with begin(server, len(GOOD), "authorization: Bearer secret", "connection: close") as line:
+            line.sendall(GOOD)
+            assert read_all(line).startswith(b"HTTP/1.1 200 ")
+
+    serve(root, client, api_keys=keys)
+
+
+def test_only_requests_with_tensors_or_files_may_be_large(root: Path) -> None:
+    def client(server: Server) -> None:
+        with begin(server, 40 * MIB, path="/v2/logging") as line:
+            assert read_all(line).startswith(b"HTTP/1.1 413 ")
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            assert wire.call(bytes(100_000), "LogSettings").status == Status.RESOURCE_EXHAUSTED
+
+    serve(root, client)
+
+
+def test_what_all_clients_hold_together_is_bounded_over_both_protocols(root: Path) -> None:
+    def client(server: Server) -> None:
+        with contextlib.ExitStack() as stack:
+            lines = [stack.enter_context(begin(server, 3 * MIB)) for _ in range(3)]
+            for line in lines:
+                line.sendall(bytes(2 * MIB))
+            wait_until(lambda: server.budget.num_held >= 6 * MIB)
+            wire = stack.enter_context(Wire(f"127.0.0.1:{server.grpc_port}"))
+            stream = wire.begin()
+            body = pack(bytes(3 * MIB))
+            wire.data(stream, body[:50_000], ends=False)
+            wire.until(lambda frame: frame.type == 8 and frame.stream_id == stream)  # it may send the rest
+            wire.data(stream, body[50_000:])
+            assert wire.answer(stream).status == Status.RESOURCE_EXHAUSTED
+            refused = stack.enter_context(begin(server, 3 * MIB))
+            with contextlib.suppress(OSError):
+                refused.sendall(bytes(3 * MIB))
+            answer = read_all(refused)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after" in answer
+            assert_sane(server)
+        wait_until(lambda: server.budget.num_held == 0)
+        assert_sane(server)
+
+    serve(root, client, max_memory_nbytes=8 * MIB)
+
+
+def test_what_bodies_unpack_to_counts_too(root: Path) -> None:
+    packed = gzip.compress(bytes(16 * MIB))
+    text = gzip.compress(b'{"inputs": [' + b"[]," * (2 * MIB) + b"[]]}")  # 6 MiB of it, and twenty times that when it is read
+
+    def client(server: Server) -> None:
+        for body in (packed, text):
+            assert post(server.http_port, INFER, body, content_encoding="gzip").startswith(b"HTTP/1.1 503 ")
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            stream = wire.begin(wire.head("ModelInfer", ("grpc-encoding", "gzip")))
+            wire.data(stream, pack(packed, 1))
+            assert wire.answer(stream).status == Status.RESOURCE_EXHAUSTED
+        assert_sane(server)
+        wait_until(lambda: server.budget.num_held == 0)
+
+    serve(root, client, max_memory_nbytes=8 * MIB)
+
+
+def test_answers_that_nobody_reads_count_too(root: Path) -> None:
+    body = np.zeros((1, 4 * MIB), np.float32).tobytes()  # far more than sockets hold
+    head = write_head(4 * MIB, binary=True)
+    lines = (f"inference-header-content-length: {len(head)}",)
+
+    def client(server: Server) -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(2):
+                line = stack.enter_context(begin(server, len(head) + len(body), *lines, path="/v2/models/numbers/infer"))
+                line.sendall(head + body)
+                line.recv(1)  # the answer has begun
+            assert server.budget.num_held >= 2 * len(body)
+            assert_sane(server)
+        wait_until(lambda: server.budget.num_held == 0)
+
+    serve(root, client, max_memory_nbytes=256 * MIB)
+
+
+def test_a_message_of_very_many_fields_is_not_parsed(root: Path) -> None:
+    def client(server: Server) -> None:
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            stream = wire.begin(wire.head("ModelInfer", ("grpc-encoding", "gzip")))
+            message = pb.ModelInferRequest(model_name="double").SerializeToString() + b"\x2a\x00" * (4 * MIB)
+            wire.data(stream, pack(gzip.compress(message), 1))
+            answer = wire.answer(stream)
+            assert answer.status == Status.INVALID_ARGUMENT
+            assert "fields" in answer.text
+
+    serve(root, client)
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------------
+
+
+def write_texts(num_elements: int) -> bytes:
+    return struct.pack("<I", 1).join([b"", *[b"x"] * num_elements])
+
+
+@pytest.mark.parametrize("model", ["numbers", "texts", "nothing"])
+def test_few_bytes_that_unpack_to_many_keep_nobody_waiting(root: Path, model: str) -> None:
+    number = b'"x"' if model == "texts" else b"1"
+    size = 4 * MIB
+    datatype = b"BYTES" if model == "texts" else b"FP32"
+    text = b'{"inputs": [{"name": "x", "datatype": "%s", "shape": [1, %d], "data": [%s]}]}'
+    packed = gzip.compress(text % (datatype, size, b",".join([number] * size)))
+    message = pb.ModelInferRequest(model_name=model)
+    tensor = message.inputs.add(name="x", datatype=datatype.decode(), shape=[1, size])
+    if model == "texts":
+        message.raw_input_contents.append(write_texts(size))
+    else:
+        tensor.contents.fp32_contents.extend([1.0] * size)
+    called = gzip.compress(message.SerializeToString())
+
+    def client(server: Server) -> tuple[bytes, int]:
+        answer = post(server.http_port, f"/v2/models/{model}/infer", packed, content_encoding="gzip", accept_encoding="gzip")
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            stream = wire.begin(wire.head("ModelInfer", ("grpc-encoding", "gzip")))
+            wire.data(stream, pack(called, 1))
+            wire.until(lambda frame: frame.type == 1)  # HEADERS: the rest of a large answer waits for windows
+            return answer, wire.answers[stream].status if model == "nothing" else 0
+
+    (answer, status), longest = serve(root, client, max_memory_nbytes=2**31)
+    assert answer.startswith(b"HTTP/1.1 404 " if model == "nothing" else b"HTTP/1.1 200 ")
+    assert status == (Status.NOT_FOUND if model == "nothing" else 0)
+    assert longest < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize("compressible", [True, False])
+def test_a_large_answer_keeps_nobody_waiting(root: Path, compressible: bool) -> None:
+    size = 2 * MIB
+    values = np.ones(size, np.float32) if compressible else np.random.default_rng(0).random(size, np.float32)
+    body = values.tobytes()
+    for binary, packing in ((True, "gzip"), (False, "gzip"), (False, "identity")):
+        head = write_head(size, binary=binary)
+
+        def client(server: Server, head: bytes = head, packing: str = packing) -> bytes:
+            headers = {"inference_header_content_length": str(len(head)), "accept_encoding": packing}
+            return post(server.http_port, "/v2/models/numbers/infer", head + body, **headers)[:20]
+
+        answer, longest = serve(root, client)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert longest < LONGEST_SECONDS
+
+
+def write_attack(wire: Wire, kind: str) -> bytes:
+    """Some hundred KiB that are cheap to send."""
+    unknown = wire.head("/nothing/Here")
+    behind: list[bytes] = []
+    match kind:
+        case "many calls":
+            fields = (wire.head("ModelInfer", ("x-noise", "n" * 100 + str(at))) for at in range(2000))
+            message = pack(make_request())
+            blocks = [wire.encoder.encode(each) for each in fields]
+            behind = [write_frame(DATA, END_STREAM, 2 * at + 1, message) for at in range(len(blocks))]
+        case "unknown methods":
+            blocks = [hpack.Encoder().encode(unknown, huffman=False)] * 4000
+        case "size updates":
+            blocks = [b"\x20" * 16_000] * 20
+        case "table churn":
+            churn = b"".join(b"\x40\x01a\x02%02d" % (at % 100) for at in range(300))
+            blocks = [wire.encoder.encode(unknown) + churn] * 200
+        case "huffman":
+            text = hpack.Encoder().encode([("x", "e" * 9000)])
+            blocks = [hpack.Encoder().encode(unknown, huffman=False) + text] * 100
+        case _:
+            raise AssertionError(kind)
+    heads = [write_frame(HEADERS, END_HEADERS, 2 * at + 1, block) for at, block in enumerate(blocks)]
+    return b"".join(head + data for head, data in itertools.zip_longest(heads, behind, fillvalue=b""))
+
+
+@pytest.mark.parametrize("kind", ["many calls", "unknown methods", "size updates", "table churn", "huffman"])
+def test_one_connection_keeps_no_other_waiting(root: Path, kind: str) -> None:
+    def client(server: Server) -> None:
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            with contextlib.suppress(OSError):
+                wire.send(write_attack(wire, kind))
+            wire.goaway()
+        assert_sane(server)
+
+    _, longest = serve(root, client)
+    assert longest < LONGEST_SECONDS
