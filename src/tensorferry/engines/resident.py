@@ -154,11 +154,14 @@ class Heap:
         if self._min_nbytes is None or not self._may_fill:
             yield
             return
-        pages = SmallPages()  # glibc writes a few bytes into every filling: that must bring 4 KiB, not 2 MiB
+        # glibc writes a few bytes into every filling, and the op beside them: that must bring 4 KiB, not 2 MiB
+        pages = SmallPages()
         pages.turn(True)
         fillings: list[int] = []
         try:
             self._fill_holes(self._min_nbytes, fillings)
+            if not fillings:
+                pages.turn(False)
             yield
         finally:
             for address in fillings:

@@ -60,13 +60,14 @@ def test_a_strided_convolution_that_torch_runs_itself_is_unfolded_at_fewer_place
     assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == 16 * 27 * 8**3 * 4
 
 
-def test_a_larger_volume_is_reordered_by_onednn() -> None:
+def test_a_larger_volume_is_reordered_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     y, x, weight, _, *how = _arguments((1, 16, 40, 40, 40), 16, 3, 1, False, torch.float32)
     assert isinstance(x, torch.Tensor)
     assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == x.nbytes
 
 
-@pytest.mark.parametrize("isa", ["SSE41", "AVX", "avx2", "AVX2_VNNI"])
+@pytest.mark.parametrize("isa", ["avx2", "AVX2_VNNI"])
 def test_channels_are_filled_up_to_what_the_widest_allowed_register_holds(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
     gradient, x, weight, _, *how = _arguments((2, 2, 40, 40, 40), 2, 3, 1, False, torch.float32)

@@ -6,7 +6,8 @@ fifth in the default layout, and by nearly half in channels_last where oneDNN ha
 layout (processors without AVX-512), at no cost.
 
 In the default layout oneDNN copies what it reads into a layout of its own, and what it makes out of it: blocks of as many
-channels as a vector register holds, the last one filled up, so a layer of 2 classes is copied as one of 8 or 16.
+channels as a vector register holds, the last one filled up, so a layer of 2 classes is copied as one of 8 or 16. Before AVX2 it
+has few kernels of that kind, and multiplies matrices instead.
 
 oneDNN does not take every convolution: torch runs small ones itself, over a matrix of all that the kernel meets at each place,
 which for a volume can be far larger than what it is made from.
@@ -14,6 +15,7 @@ which for a volume can be far larger than what it is made from.
 
 import os
 from collections.abc import Callable
+from enum import IntEnum
 from functools import cache, lru_cache
 from math import prod
 from typing import Any
@@ -28,7 +30,6 @@ _OWN_BACKENDS = "Slow"  # how the names of torch's own kernels begin
 _WHOLE_BATCH_BACKENDS = ("Slow2d", "Slow3d")  # the others unfold one sample at a time
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MAX_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-_NARROW_ISAS = ("SSE", "AVX2")  # how the names of those with registers for 8 floats or fewer begin, but for AVX itself
 _MAX_PLAIN_CHANNELS = 3  # an image's, read as they lie: first layers have kernels of their own
 
 
@@ -51,9 +52,7 @@ def estimate_workspace(func: Any, args: tuple[Any, ...], out: Any, *, lean: bool
         backend = _find_backend(data, weight, how)
         if backend.startswith(_OWN_BACKENDS):
             return _unfolded_nbytes(data, weight, how, backend)
-        copies = _Copies(data, weight, how)
-        result_nbytes = copies.written_nbytes(out)
-        return max(copies.data_nbytes() + result_nbytes - out.nbytes, result_nbytes)
+        return _Copies(data, weight, how).forward_nbytes(out)
     if func is _CONVOLUTION_BACKWARD and args[0].device.type == "cpu":
         gradient, data, weight, how = *args[:3], args[4:_OUTPUT_MASK]
         backend = _find_backend(data, weight, how)
@@ -70,63 +69,84 @@ class _Copies:
     def __init__(self, data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...]) -> None:
         """`how` is stride, padding, dilation, transposed, output_padding and groups."""
         self._data = data
+        self._weight = weight
+        self._isa = find_isa()
         layout = _LAYOUTS.get(data.dim())
         # the layout of the one or of the other decides for both
         self._layout = layout if layout and (_is_last(data, layout) or _is_last(weight, layout)) else None
         self._reads_plainly = data.shape[1] <= _MAX_PLAIN_CHANNELS and not how[3] and how[5] == 1
 
-    def data_nbytes(self) -> int:
-        """For forward, and for the weight's gradient."""
-        return 0 if self._layout is None and self._reads_plainly else self.read_nbytes(self._data)
-
-    def read_nbytes(self, tensor: torch.Tensor) -> int:
-        """Of what a kernel reads."""
-        if self._layout is None:
-            return _blocked_nbytes(tensor)
-        return 0 if tensor.is_contiguous(memory_format=self._layout) else tensor.nbytes
-
-    def written_nbytes(self, tensor: torch.Tensor) -> int:
-        """Of what a kernel writes."""
-        return _blocked_nbytes(tensor) if self._layout is None else 0
+    def forward_nbytes(self, out: torch.Tensor) -> int:
+        """Beyond the output."""
+        made_nbytes = self._written_nbytes(out)
+        return max(self._source_nbytes() + made_nbytes - out.nbytes, made_nbytes) + self._columns_nbytes()
 
     def backward_nbytes(self, gradient: torch.Tensor, needs_input: bool, needs_weight: bool, lean: bool) -> int:
         """Beyond the gradients that the kernels make; `lean`: the weight's first, or else the input's."""
         input_nbytes = self._data.nbytes if needs_input else 0
         peak_nbytes = 0
         if needs_weight:
-            copied_nbytes = self.data_nbytes() + self.read_nbytes(gradient)
-            if self._layout is torch.channels_last_3d and block_channels() < 16:  # it has no such kernel
+            copied_nbytes = self._source_nbytes() + self._read_nbytes(gradient)
+            if self._layout is torch.channels_last_3d and self._isa is not Isa.AVX512:  # it has no such kernel
                 copied_nbytes = self._data.nbytes + gradient.nbytes
             peak_nbytes = copied_nbytes + (0 if lean else input_nbytes)
         if needs_input:
-            made_nbytes = self.written_nbytes(self._data)
-            peak_nbytes = max(peak_nbytes, made_nbytes + max(self.read_nbytes(gradient), input_nbytes))
-        return max(0, peak_nbytes - input_nbytes)
+            made_nbytes = self._written_nbytes(self._data)
+            peak_nbytes = max(peak_nbytes, made_nbytes + max(self._read_nbytes(gradient), input_nbytes))
+        return max(0, peak_nbytes - input_nbytes) + self._columns_nbytes()
+
+    def _source_nbytes(self) -> int:
+        """Of the input, for forward and for the weight's gradient."""
+        return 0 if self._layout is None and self._reads_plainly else self._read_nbytes(self._data)
+
+    def _read_nbytes(self, tensor: torch.Tensor) -> int:
+        if self._layout is None:
+            return self._blocked_nbytes(tensor)
+        return 0 if tensor.is_contiguous(memory_format=self._layout) else tensor.nbytes
+
+    def _written_nbytes(self, tensor: torch.Tensor) -> int:
+        return self._blocked_nbytes(tensor) if self._layout is None else 0
+
+    def _blocked_nbytes(self, tensor: torch.Tensor) -> int:
+        """With channels filled up to whole blocks."""
+        num_channels, block = tensor.shape[1], 16 if self._isa is Isa.AVX512 else 8
+        return tensor.nbytes // max(1, num_channels) * (-(-num_channels // block) * block)
+
+    def _columns_nbytes(self) -> int:
+        """The matrices of products, before AVX2: each of what the kernel meets in a plane, or in channels_last in a volume."""
+        if self._isa is not Isa.OLDER:
+            return 0
+        planes = self._data.shape[-2:] if self._layout is None else self._data.shape[2:]
+        return torch.get_num_threads() * prod(self._weight.shape[1:]) * prod(planes) * self._data.element_size()
 
 
-def block_channels() -> int:
-    """How many channels oneDNN keeps together: what a vector register holds in the widest form that it may use here."""
+class Isa(IntEnum):
+    """What kind of vector instructions oneDNN's kernels are made of, narrow ones first."""
+
+    OLDER = 1  # SSE4.1 or AVX
+    AVX2 = 2
+    AVX512 = 3
+
+
+def find_isa() -> Isa:
+    """The widest that the processor has and oneDNN may use."""
     limits = [os.environ[name].upper() for name in _MAX_ISA_VARIABLES if name in os.environ]
-    if any(limit == "AVX" or limit.startswith(_NARROW_ISAS) for limit in limits):
-        return 8
-    return _widest_block()
+    if any(limit in ("SSE41", "AVX") for limit in limits):
+        return Isa.OLDER
+    here = _find_isa_of_processor()
+    return min(here, Isa.AVX2) if any(limit.startswith("AVX2") for limit in limits) else here
 
 
 @cache
-def _widest_block() -> int:
+def _find_isa_of_processor() -> Isa:
     here = torch.cpu.get_capabilities()
-    # of other processors nothing is known, so it is the most
-    return 8 if here.get("architecture") == "x86_64" and not here.get("avx512_f") else 16
+    if here.get("architecture") != "x86_64" or here.get("avx512_f"):
+        return Isa.AVX512  # of other processors nothing is known, so it is the most
+    return Isa.AVX2 if here.get("avx2") else Isa.OLDER
 
 
 def _is_last(tensor: torch.Tensor, layout: torch.memory_format) -> bool:
     return tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
-
-
-def _blocked_nbytes(tensor: torch.Tensor) -> int:
-    """With channels filled up to whole blocks."""
-    num_channels, block = tensor.shape[1], block_channels()
-    return tensor.nbytes // max(1, num_channels) * (-(-num_channels // block) * block)
 
 
 def _find_backend(data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...]) -> str:
