@@ -44,6 +44,59 @@ def test_freed_blocks_of_at_least_the_size_go_back_at_once(choice: str, is_kept:
     assert kept_mib > 40 if is_kept else kept_mib < 4
 
 
+HOLES = """
+    import ctypes, sys, threading
+    from tensorferry.engines.resident import Heap, ResidentMeter
+
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    MIB = 2**20
+
+    def make(nbytes):
+        block = library.malloc(nbytes)
+        ctypes.memset(block, 1, nbytes)
+        return block
+
+    def kept():
+        before = meter.now_nbytes()
+        library.free(make(8 * MIB))
+        return meter.now_nbytes() - before
+
+    def run():
+        heap.keep_for_reuse()
+        # what is small stays, and what is large leaves holes between; those of one thread are small enough for any heap
+        blocks = [(make(9 * MIB), make(MIB // 2)) for _ in range(5)]
+        for large, _ in blocks:
+            library.free(large)
+        heap.return_at_once()
+        if sys.argv[2] == "trimmed":
+            heap.trim()
+        before = meter.now_nbytes()
+        with heap.free_at_once():
+            rise = meter.now_nbytes() - before
+            inside = kept()
+        heap.keep_for_reuse()
+        heap.trim()
+        print(rise, inside, kept())
+
+    meter, heap = ResidentMeter(), Heap()
+    thread = threading.Thread(target=run)
+    run() if sys.argv[1] == "main thread" else (thread.start(), thread.join())
+"""
+
+
+@pytest.mark.parametrize("holes", ["resident", "trimmed"])
+@pytest.mark.parametrize("thread", ["main thread", "another thread"])
+def test_freed_blocks_go_back_at_once_where_the_heap_has_holes(thread: str, holes: str) -> None:
+    program = [sys.executable, "-c", textwrap.dedent(HOLES), thread, holes]
+    child = subprocess.run(program, capture_output=True, text=True, check=True)
+    rise, kept, kept_for_reuse = map(int, child.stdout.split())
+    assert rise < 2**20  # what fills the holes takes addresses and no memory
+    assert kept < 2**20
+    assert kept_for_reuse > 7 * 2**20  # and the holes are there again
+
+
 def test_dropped_pages_are_no_longer_resident_and_neighbours_stay() -> None:
     nbytes = 8 * 2**20
     block = np.ones(3 * nbytes, np.uint8)

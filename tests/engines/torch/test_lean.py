@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from programs import run_program
 
 from tensorferry.engines.torch.lean import estimate_workspace, run_op
 
@@ -50,16 +51,73 @@ def test_other_ops_run_as_they_are() -> None:
 def test_a_volume_too_small_for_onednn_is_unfolded() -> None:
     small = _arguments((1, 16, 32, 32, 32), 8, 3, 1, False, torch.float32)
     unfolded_nbytes = 16 * 27 * 32**3 * 4
-    assert estimate_workspace(FORWARD, (*small[1:3], None, *small[4:])) == unfolded_nbytes
-    assert estimate_workspace(BACKWARD, (*small, [True, True, False])) == unfolded_nbytes
+    assert estimate_workspace(FORWARD, (*small[1:3], None, *small[4:]), small[0]) == unfolded_nbytes
+    assert estimate_workspace(BACKWARD, (*small, [True, True, False]), None) == unfolded_nbytes
 
 
 def test_a_strided_convolution_that_torch_runs_itself_is_unfolded_at_fewer_places() -> None:
-    _, x, weight, _, *how = _arguments((1, 16, 16, 16, 16), 8, 3, 2, False, torch.float32)
-    assert estimate_workspace(FORWARD, (x, weight, None, *how)) == 16 * 27 * 8**3 * 4
+    y, x, weight, _, *how = _arguments((1, 16, 16, 16, 16), 8, 3, 2, False, torch.float32)
+    assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == 16 * 27 * 8**3 * 4
 
 
-def test_a_larger_volume_is_reordered_by_onednn() -> None:
-    _, x, weight, _, *how = _arguments((1, 16, 40, 40, 40), 8, 3, 1, False, torch.float32)
+def test_a_larger_volume_is_reordered_by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    y, x, weight, _, *how = _arguments((1, 16, 40, 40, 40), 16, 3, 1, False, torch.float32)
     assert isinstance(x, torch.Tensor)
-    assert estimate_workspace(FORWARD, (x, weight, None, *how)) == x.nbytes
+    assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == x.nbytes
+
+
+@pytest.mark.parametrize("isa", ["avx2", "AVX2_VNNI"])
+def test_channels_are_filled_up_to_what_the_widest_allowed_register_holds(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    gradient, x, weight, _, *how = _arguments((2, 2, 40, 40, 40), 2, 3, 1, False, torch.float32)
+    assert isinstance(x, torch.Tensor)
+    filled_nbytes = x.nbytes // 2 * 8
+    # an image's channels are read as they lie; its gradient is made in whole blocks, from whole blocks
+    assert estimate_workspace(FORWARD, (x, weight, None, *how), gradient) == filled_nbytes
+    assert (
+        estimate_workspace(BACKWARD, (gradient, x, weight, None, *how, [True, True, False]), None) == 2 * filled_nbytes - x.nbytes
+    )
+    assert estimate_workspace(BACKWARD, (gradient, x, weight, None, *how, [False, True, False]), None) == filled_nbytes
+
+
+MEASURE = """
+    import json, sys
+    import torch
+    from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages
+    from tensorferry.engines.torch.lean import estimate_workspace, run_op
+
+    aten = torch.ops.aten
+    torch.set_num_threads(2)
+    meter, heap = ResidentMeter(), Heap()
+    heap.return_at_once()
+    SmallPages().turn(True)
+    found = []
+    volumes = ((2, 2, 48, 48, 48), 2, 3), ((2, 16, 48, 48, 48), 3, 1)
+    images = ((4, 20, 96, 96), 20, 3), ((4, 3, 96, 96), 48, 7)
+    for shape, num_out, edge in (*volumes, *images):
+        num_dims = len(shape) - 2
+        x, weight = torch.randn(shape), torch.randn(num_out, shape[1], *[edge] * num_dims)
+        how = ([1] * num_dims, [edge // 2] * num_dims, [1] * num_dims, False, [0] * num_dims, 1)
+        gradient = torch.randn_like(aten.convolution.default(x, weight, None, *how))
+        forward = (aten.convolution.default, (x, weight, None, *how))
+        backward = (aten.convolution_backward.default, (gradient, x, weight, [num_out], *how, [True, True, True]))
+        for func, args in (forward, backward):
+            out = run_op(func, args, {})  # what is loaded and compiled once is no workspace
+            del out
+            heap.trim()
+            with heap.free_at_once():
+                meter.reset_peak()
+                before = meter.now_nbytes()
+                out = run_op(func, args, {})
+                rise = meter.peak_nbytes() - before
+            made = sum(tensor.nbytes for tensor in (out if isinstance(out, tuple) else (out,)))
+            found.append((func.name(), shape, rise - made, estimate_workspace(func, args, out)))
+            del out
+    print(json.dumps({"found": found}))
+"""
+
+
+def test_no_kernel_takes_more_than_was_estimated() -> None:
+    for name, shape, taken_nbytes, estimated_nbytes in run_program(MEASURE)["found"]:
+        assert taken_nbytes <= estimated_nbytes + 2**20, (name, shape)

@@ -1,8 +1,11 @@
 """Budgets that hold, measured from outside the engine in fresh processes."""
 
+from typing import Any
+
 import pytest
 from programs import run_program
 
+from tensorferry.engines.torch.large_model import _MARGIN
 from tensorferry.units import parse_bytes
 
 PROGRAM = """
@@ -10,6 +13,7 @@ PROGRAM = """
     import torch
     import tensorferry as ferry
     from tensorferry.engines.resident import ResidentMeter
+    from tensorferry.plan import find_floor
     from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
 
     torch.set_num_threads(2)
@@ -36,22 +40,51 @@ PROGRAM = """
     highest = max(highest, report.measured_peak_nbytes + before)
     moved = report.moved
     print(json.dumps({"losses": losses, "peak": highest - before, "swapped": moved.swapped_nbytes + moved.recomputed_nbytes,
-                      "planned": report.plan.peak_nbytes, "floor": report.plan.floor_nbytes}))
+                      "planned": report.plan.peak_nbytes, "floor": report.plan.floor_nbytes,
+                      "floor_with_freed": find_floor(big._course.schedule.trace).nbytes}))
+"""
+
+CHANGE_OF_MIND = """
+    from tensorferry.engines.torch import course
+
+    def plan(self, *args, may_reuse, make_plan=course.Course.make_plan, **kwargs):
+        make_plan(self, *args, may_reuse=self.num_plans < 2, **kwargs)
+        assert self.schedule.reuses_freed == (self.num_plans <= 2)
+
+    course._LOOSE_COST_SHARE = 1e9  # freed memory is kept where it can be, whatever that costs
+    course.Course.make_plan = plan
 """
 
 
+@pytest.fixture(scope="module")
+def roomy() -> dict[str, Any]:
+    return run_program(PROGRAM, 2**31)
+
+
 @pytest.mark.slow
-def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight(monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy = run_program(PROGRAM, 2**31)
+def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight(
+    roomy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert roomy["swapped"] == 0
-    floor, plain = int(str(roomy["floor"])), int(str(roomy["planned"]))
+    floor, plain = roomy["floor"], roomy["planned"]
     # large pages: no effect where the system never gives them
-    for budget, large_pages in ((int(0.75 * plain), "0"), (int(0.68 * plain), "1"), (int(1.1 * floor), "0")):
+    for share, large_pages in ((0.4, "0"), (0.2, "1"), (0.08, "0")):
+        budget = _MARGIN.budget_for(int(floor + share * (plain - floor)))
         monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", large_pages)
         tight = run_program(PROGRAM, budget)
         assert tight["losses"] == roomy["losses"]
-        assert int(str(tight["swapped"])) > 0
-        assert int(str(tight["peak"])) <= budget
+        assert tight["swapped"] > 0
+        assert tight["peak"] <= budget
+
+
+@pytest.mark.slow
+def test_a_plan_that_keeps_no_freed_memory_holds_after_plans_that_did(roomy: dict[str, Any]) -> None:
+    """The heap has holes then, and what malloc takes from them it does not give back."""
+    # just above the least that freed memory can be kept in, of which 8 MiB are for what a heap grows by itself
+    budget = _MARGIN.budget_for(roomy["floor_with_freed"] + 9 * 2**20)
+    found = run_program(CHANGE_OF_MIND + PROGRAM, budget)
+    assert found["losses"] == roomy["losses"]
+    assert found["peak"] <= _MARGIN.limit_of(budget) + 2 * 2**20
 
 
 def test_what_was_held_before_the_context_is_not_counted() -> None:
@@ -106,11 +139,14 @@ def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is
         import json, sys
         import torch
         import tensorferry as ferry
+        from tensorferry.engines.torch import course
         from tensorferry.machine import TierSpeed
         from tensorferry.recipes.models.gpt import GPT, compute_loss, make_batch
         from tensorferry.tiers.files import FileTier
 
-        FileTier.speed = lambda self: TierSpeed("disk", 5e7, 5e7)  # so slow a tier makes the planner recompute
+        # beside so slow a tier the planner recomputes, however slow ops are here, and keeps freed memory where it fits
+        FileTier.speed = lambda self: TierSpeed("disk", 1e6, 1e6)
+        course._LOOSE_COST_SHARE = 1e9
         torch.set_num_threads(2)
         torch.manual_seed(0)
         model = GPT(num_layers=6, width=256)

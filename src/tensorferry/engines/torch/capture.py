@@ -1,7 +1,7 @@
 """`capture`: the trace of one step, from running it or without running it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -160,6 +160,9 @@ class CloneDevice(Device):
         if at_once and self._meter:
             self._heap.return_at_once()
             self._heap.trim()
+
+    def free_at_once(self) -> AbstractContextManager[None]:
+        return self._heap.free_at_once()
 
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_CloneOut":
         return _CloneOut(label, block.clone())

@@ -94,7 +94,9 @@ class Course:
         if loose is not None and reuses_freed:
             trace, plan = loose
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self.trace.plain_peak_nbytes)
-        self.schedule = Schedule(trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed)
+        self.schedule = Schedule(
+            trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed, recorder.loose_nbytes
+        )
         self.predicted = simulate(trace, plan, machine)
         self.num_plans += 1
         self._wants_plan = False

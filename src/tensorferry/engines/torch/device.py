@@ -9,16 +9,16 @@ The rules between the engine and a device:
 """
 
 import ctypes
-import resource
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages
+from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages, is_capped
 from tensorferry.plan import Lane
 from tensorferry.tiers import Tier
 
@@ -132,6 +132,10 @@ class Device(ABC):
     def return_freed(self, at_once: bool) -> None:  # noqa: B027
         """Whether freed memory leaves the device's books at once, or may stay for reuse until `trim`; it may at first."""
 
+    def free_at_once(self) -> AbstractContextManager[None]:
+        """Where freed memory is to be returned at once: while inside, it is, and not only as a rule."""
+        return nullcontext()
+
     def keep_spare(self, nbytes: int) -> None:  # noqa: B027
         """How much memory of dead blocks may stay for the next copies in, until `trim`."""
 
@@ -154,8 +158,7 @@ class CpuDevice(Device):
         self.tier = tier
         self.meter = meter
         self.before_nbytes = before_nbytes
-        # a cap on the process's data counts what the heap has reserved, used or not
-        self.may_reuse = resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        self.may_reuse = not is_capped()
         self._heap = Heap()
         self._small_pages = SmallPages()
         self._returns_at_once = False
@@ -195,6 +198,9 @@ class CpuDevice(Device):
             self._heap.return_at_once()
         else:
             self._heap.keep_for_reuse()
+
+    def free_at_once(self) -> AbstractContextManager[None]:
+        return self._heap.free_at_once()
 
     def trim(self) -> None:
         self._heap.trim()

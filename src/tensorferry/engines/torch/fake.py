@@ -121,7 +121,7 @@ class FakeStep:
             return out
         with self.store.at_work():
             lean = self._kernels == "cpu-lean"
-            workspace_nbytes = 0 if self._kernels == "gpu" else estimate_workspace(func, args, lean=lean)
+            workspace_nbytes = 0 if self._kernels == "gpu" else estimate_workspace(func, args, out, lean=lean)
             self.recorder.record(func, args, kwargs, out, timing=lambda *_: 0.0, workspace=lambda _: workspace_nbytes)
         if self._calls is not None:
             self._calls.append(call)

@@ -1,16 +1,22 @@
-"""Kernels called in a way that holds less at once and gives the same bits.
+"""Kernels called in a way that holds less at once and gives the same bits, and what they take beyond their outputs.
 
 The gradients of a convolution's weight and of its input are two kernels behind one op. Called one after the other, the weight's
 first, the copies that oneDNN reorders for one are gone before the other begins: on a CPU that lowers the op's peak, by up to a
 fifth in the default layout, and by nearly half in channels_last where oneDNN has no kernel for the weight's gradient in that
 layout (processors without AVX-512), at no cost.
 
+In the default layout oneDNN copies what it reads into a layout of its own, and what it makes out of it: blocks of as many
+channels as a vector register holds, the last one filled up, so a layer of 2 classes is copied as one of 8 or 16. Before AVX2 it
+has few kernels of that kind, and multiplies matrices instead.
+
 oneDNN does not take every convolution: torch runs small ones itself, over a matrix of all that the kernel meets at each place,
 which for a volume can be far larger than what it is made from.
 """
 
+import os
 from collections.abc import Callable
-from functools import cache
+from enum import IntEnum
+from functools import cache, lru_cache
 from math import prod
 from typing import Any
 
@@ -20,10 +26,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 _OUTPUT_MASK = 10
-_BLOCK_CHANNELS = 16
 _OWN_BACKENDS = "Slow"  # how the names of torch's own kernels begin
 _WHOLE_BATCH_BACKENDS = ("Slow2d", "Slow3d")  # the others unfold one sample at a time
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_MAX_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_MAX_PLAIN_CHANNELS = 3  # an image's, read as they lie: first layers have kernels of their own
 
 
 def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Callable[[], object] | None = None) -> Any:
@@ -38,48 +45,117 @@ def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Ca
     return func(*args, **kwargs)
 
 
-def estimate_workspace(func: Any, args: tuple[Any, ...], *, lean: bool = True) -> int:
-    """Bytes that a CPU kernel takes beyond its outputs, when run by `run_op` or, not lean, as it is."""
-    if func is _CONVOLUTION:
-        backend = _find_backend(args[0], args[1], args[3:9])
+def estimate_workspace(func: Any, args: tuple[Any, ...], out: Any, *, lean: bool = True) -> int:
+    """Bytes that a CPU kernel takes beyond its outputs `out`, when run by `run_op` or, not lean, as it is."""
+    if func is _CONVOLUTION and args[0].device.type == "cpu":
+        data, weight, how = args[0], args[1], args[3:9]
+        backend = _find_backend(data, weight, how)
         if backend.startswith(_OWN_BACKENDS):
-            return _unfolded_nbytes(args[0], args[1], args[3:9], backend)
-        return _reordered_nbytes(args[0])
-    if func is _CONVOLUTION_BACKWARD:
-        backend = _find_backend(args[1], args[2], args[4:_OUTPUT_MASK])
+            return _unfolded_nbytes(data, weight, how, backend)
+        return _Copies(data, weight, how).forward_nbytes(out)
+    if func is _CONVOLUTION_BACKWARD and args[0].device.type == "cpu":
+        gradient, data, weight, how = *args[:3], args[4:_OUTPUT_MASK]
+        backend = _find_backend(data, weight, how)
         if backend.startswith(_OWN_BACKENDS):
-            return _unfolded_nbytes(args[1], args[2], args[4:_OUTPUT_MASK], backend)
-        if lean:
-            return max(_reordered_nbytes(args[0]), _reordered_nbytes(args[1]))
-        return _padded_nbytes(args[0]) + _reordered_nbytes(args[1])
+            return _unfolded_nbytes(data, weight, how, backend)
+        needs_input, needs_weight, _ = args[_OUTPUT_MASK]
+        return _Copies(data, weight, how).backward_nbytes(gradient, needs_input, needs_weight, lean and data.dim() in _LAYOUTS)
     return 0
 
 
-def _is_reordered(tensor: torch.Tensor) -> bool:
-    """Whether oneDNN copies the tensor into a layout of its own."""
-    layout = _LAYOUTS.get(tensor.dim())
-    return tensor.device.type == "cpu" and layout is not None and not tensor.is_contiguous(memory_format=layout)
+class _Copies:
+    """What oneDNN copies for one convolution, in bytes."""
+
+    def __init__(self, data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...]) -> None:
+        """`how` is stride, padding, dilation, transposed, output_padding and groups."""
+        self._data = data
+        self._weight = weight
+        self._isa = find_isa()
+        layout = _LAYOUTS.get(data.dim())
+        # the layout of the one or of the other decides for both
+        self._layout = layout if layout and (_is_last(data, layout) or _is_last(weight, layout)) else None
+        self._reads_plainly = data.shape[1] <= _MAX_PLAIN_CHANNELS and not how[3] and how[5] == 1
+
+    def forward_nbytes(self, out: torch.Tensor) -> int:
+        """Beyond the output."""
+        made_nbytes = self._written_nbytes(out)
+        return max(self._source_nbytes() + made_nbytes - out.nbytes, made_nbytes) + self._columns_nbytes()
+
+    def backward_nbytes(self, gradient: torch.Tensor, needs_input: bool, needs_weight: bool, lean: bool) -> int:
+        """Beyond the gradients that the kernels make; `lean`: the weight's first, or else the input's."""
+        input_nbytes = self._data.nbytes if needs_input else 0
+        peak_nbytes = 0
+        if needs_weight:
+            copied_nbytes = self._source_nbytes() + self._read_nbytes(gradient)
+            if self._layout is torch.channels_last_3d and self._isa is not Isa.AVX512:  # it has no such kernel
+                copied_nbytes = self._data.nbytes + gradient.nbytes
+            peak_nbytes = copied_nbytes + (0 if lean else input_nbytes)
+        if needs_input:
+            made_nbytes = self._written_nbytes(self._data)
+            peak_nbytes = max(peak_nbytes, made_nbytes + max(self._read_nbytes(gradient), input_nbytes))
+        return max(0, peak_nbytes - input_nbytes) + self._columns_nbytes()
+
+    def _source_nbytes(self) -> int:
+        """Of the input, for forward and for the weight's gradient."""
+        return 0 if self._layout is None and self._reads_plainly else self._read_nbytes(self._data)
+
+    def _read_nbytes(self, tensor: torch.Tensor) -> int:
+        if self._layout is None:
+            return self._blocked_nbytes(tensor)
+        return 0 if tensor.is_contiguous(memory_format=self._layout) else tensor.nbytes
+
+    def _written_nbytes(self, tensor: torch.Tensor) -> int:
+        return self._blocked_nbytes(tensor) if self._layout is None else 0
+
+    def _blocked_nbytes(self, tensor: torch.Tensor) -> int:
+        """With channels filled up to whole blocks."""
+        num_channels, block = tensor.shape[1], 16 if self._isa is Isa.AVX512 else 8
+        return tensor.nbytes // max(1, num_channels) * (-(-num_channels // block) * block)
+
+    def _columns_nbytes(self) -> int:
+        """The matrices of products, before AVX2: each of what the kernel meets in a plane, or in channels_last in a volume."""
+        if self._isa is not Isa.OLDER:
+            return 0
+        planes = self._data.shape[-2:] if self._layout is None else self._data.shape[2:]
+        return torch.get_num_threads() * prod(self._weight.shape[1:]) * prod(planes) * self._data.element_size()
 
 
-def _padded_nbytes(gradient: torch.Tensor) -> int:
-    """The same for a gradient, whose channels are filled up to whole blocks: a layer of 3 classes is copied as one of 16."""
-    channels = gradient.shape[1] if gradient.dim() > 1 else 1
-    return _reordered_nbytes(gradient) * (-(-channels // _BLOCK_CHANNELS) * _BLOCK_CHANNELS) // max(1, channels)
+class Isa(IntEnum):
+    """What kind of vector instructions oneDNN's kernels are made of, narrow ones first."""
+
+    OLDER = 1  # SSE4.1 or AVX
+    AVX2 = 2
+    AVX512 = 3
 
 
-def _reordered_nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size() if _is_reordered(tensor) else 0
+def find_isa() -> Isa:
+    """The widest that the processor has and oneDNN may use."""
+    limits = [os.environ[name].upper() for name in _MAX_ISA_VARIABLES if name in os.environ]
+    if any(limit in ("SSE41", "AVX") for limit in limits):
+        return Isa.OLDER
+    here = _find_isa_of_processor()
+    return min(here, Isa.AVX2) if any(limit.startswith("AVX2") for limit in limits) else here
+
+
+@cache
+def _find_isa_of_processor() -> Isa:
+    here = torch.cpu.get_capabilities()
+    if here.get("architecture") != "x86_64" or here.get("avx512_f"):
+        return Isa.AVX512  # of other processors nothing is known, so it is the most
+    return Isa.AVX2 if here.get("avx2") else Isa.OLDER
+
+
+def _is_last(tensor: torch.Tensor, layout: torch.memory_format) -> bool:
+    return tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous()
 
 
 def _find_backend(data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...]) -> str:
-    """Whose kernel torch takes; `how` is stride, padding, dilation, transposed, output_padding and groups."""
-    if data.device.type != "cpu":
-        return ""
+    """Whose kernel torch takes."""
     frozen = tuple(tuple(value) if isinstance(value, list) else value for value in how)
     return _select_backend(tuple(data.shape), tuple(weight.shape), data.dtype, frozen)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _select_backend(data: tuple[int, ...], weight: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...]) -> str:
     with _disable_current_modes():
         element = torch.empty(1, dtype=dtype)  # stands for tensors of any size

@@ -8,6 +8,7 @@ The first op or save that differs from the trace ends that: the rest of the step
 import time
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -35,6 +36,7 @@ class Schedule:
     saved_storages: list[int]  # by ordinal
     states: list[tuple[StateStorage, int]]  # of the optimizer, each with its place in the trace
     reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
+    loose_nbytes: list[int]  # each op's workspace if nothing that it frees were given back or used again
 
     @cached_property
     def demand_nbytes(self) -> list[int]:
@@ -44,6 +46,12 @@ class Schedule:
             if not storage.was_there:
                 demand[storage.writers[0]] += storage.nbytes
         return demand
+
+    @cached_property
+    def most_nbytes(self) -> list[int]:
+        """What each op allocates in all, whether it frees it again or not."""
+        ops = zip(self.demand_nbytes, self.trace.ops, self.loose_nbytes, strict=True)
+        return [demand - op.workspace_nbytes + max(op.workspace_nbytes, loose) for demand, op, loose in ops]
 
     @cached_property
     def _by_storage(self) -> dict[int, Decision]:
@@ -147,14 +155,17 @@ class PlannedStep:
         planned = self.on_plan and self._expects(position, func)
         with self.store.lock:
             if planned:
-                self._prepare(position)
+                is_tight = self._prepare(position)
             else:
                 self._hold_back(args, kwargs)
+                is_tight = True
         self._await_states(args, kwargs)
         diary = self.diary
-        diary.op_starts.append(time.perf_counter())
-        out = run_op(func, args, kwargs, partial(self._between_kernels, position) if planned else None)
-        diary.op_ends.append(time.perf_counter())
+        between = partial(self._between_kernels, position) if planned else None
+        with self.store.device.free_at_once() if is_tight else nullcontext():
+            diary.op_starts.append(time.perf_counter())
+            out = run_op(func, args, kwargs, between)
+            diary.op_ends.append(time.perf_counter())
         if planned and position in self.schedule.noted:
             with self.store.at_work():
                 self._notebook.note(func, args, kwargs, out)
@@ -210,7 +221,8 @@ class PlannedStep:
         self.on_plan = position > self.schedule.last_wanted
         return False
 
-    def _prepare(self, position: int) -> None:
+    def _prepare(self, position: int) -> bool:
+        """Fetch what is due and make room for an op; whether it needs what it frees to be returned at once."""
         schedule = self.schedule
         demand_nbytes = schedule.demand_nbytes[position]
         for item in schedule.fetches.get(position, ()):
@@ -228,6 +240,7 @@ class PlannedStep:
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
+        return held_nbytes + schedule.most_nbytes[position] > schedule.plan.peak_nbytes
 
     def _hold_back(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make room for an op that is not in the plan: what it will allocate is guessed to be as much as it reads."""

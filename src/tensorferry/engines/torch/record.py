@@ -398,19 +398,20 @@ class RecordingStep:
         device = self.store.device
         device.trim()
         self.store.held_nbytes()  # slots of storages that died are given back here
-        device.reset_peak()
-        before_nbytes = device.resident_nbytes()
-        # by kernel: what was held when it began, and what had been touched by then
-        begins = [(0, device.touched_nbytes())]
-        device.synchronize()
-        start = time.perf_counter()
-        out = run_op(
-            func, args, kwargs, lambda: begins.append((device.resident_nbytes() - before_nbytes, device.touched_nbytes()))
-        )
-        device.synchronize()
-        seconds = time.perf_counter() - start
-        rise_nbytes = device.peak_nbytes() - before_nbytes
-        ends = [*(touched for _, touched in begins[1:]), device.touched_nbytes()]
+        with device.free_at_once():
+            device.reset_peak()
+            before_nbytes = device.resident_nbytes()
+            # by kernel: what was held when it began, and what had been touched by then
+            begins = [(0, device.touched_nbytes())]
+            device.synchronize()
+            start = time.perf_counter()
+            out = run_op(
+                func, args, kwargs, lambda: begins.append((device.resident_nbytes() - before_nbytes, device.touched_nbytes()))
+            )
+            device.synchronize()
+            seconds = time.perf_counter() - start
+            rise_nbytes = device.peak_nbytes() - before_nbytes
+            ends = [*(touched for _, touched in begins[1:]), device.touched_nbytes()]
         touched_nbytes = max(held + end - touched for (held, touched), end in zip(begins, ends, strict=True))
 
         def workspace(new_nbytes: int) -> int:
