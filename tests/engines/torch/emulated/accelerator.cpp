@@ -2,8 +2,8 @@
 //
 // Every stream is a thread with a queue. An op makes its results at once, from the shapes that torch's meta device knows, and puts
 // a task into the queue of the current stream that runs the CPU's kernel over the raw bytes; the task keeps no tensor alive.
-// Memory belongs to the stream that asked for it, may be used again by that stream at once, and is filled with NaN when it is
-// freed. Which queue runs late is set by `Order`, so that a missing wait is a wrong result, every time and not by chance.
+// Memory belongs to the stream that asked for it and may be used again by that stream as soon as it is freed; it is NaN then.
+// Which queue runs late is set by `Order`, so that a missing wait is a wrong result, every time and not by chance.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -40,7 +40,7 @@ constexpr int kNan = 0xFF;  // a float of any width of all ones
 enum Order { kEager, kMainLate, kSideLate, kRandom };
 std::atomic<int> order{kEager};
 std::atomic<uint64_t> random_seed{0};
-constexpr int kQueriesBeforeItRuns = 3;  // who only asks must see an end of it, but not at once
+constexpr int kQueriesBeforeItRuns = 30;  // who only asks must see an end of it, but not at once
 constexpr int kLongestNapMicroseconds = 300;
 
 std::mutex failure_mutex;
@@ -296,6 +296,8 @@ class Allocator final : public c10::DeviceAllocator {
     TORCH_CHECK_WITH(OutOfMemoryError, block != nullptr, "emulated: out of memory: ", nbytes, " bytes asked for, ",
                      stats.active_bytes[0].current, " in use, ", stats.reserved_bytes[0].current, " reserved, of ",
                      capacity_.at(device));
+    // whoever may still look at what was freed sees it overwritten in the order of its stream, as the next kernel would do
+    queue_of(device, stream).put([data = block->data, n = block->nbytes] { std::memset(data, kNan, n); });
     block->is_free = false;
     stats.allocated_bytes[0].increase(block->nbytes);
     stats.active_bytes[0].increase(block->nbytes);
@@ -313,7 +315,6 @@ class Allocator final : public c10::DeviceAllocator {
       size_t segment_nbytes = (nbytes + kSegment - 1) / kSegment * kSegment;
       if (of_segments_ && counted(device) + int64_t(segment_nbytes) > capacity_.at(device)) return nullptr;
       auto* data = static_cast<char*>(std::aligned_alloc(4096, segment_nbytes));
-      std::memset(data, kNan, segment_nbytes);
       block = new Block{data, segment_nbytes, device, stream};
       stats_.at(device).reserved_bytes[0].increase(segment_nbytes);
     }
@@ -336,8 +337,6 @@ class Allocator final : public c10::DeviceAllocator {
   }
   void pool(Block* block) {
     stats_.at(block->device).active_bytes[0].decrease(block->nbytes);
-    // from here on its stream may write to it, and nobody else may look
-    queue_of(block->device, block->stream).put([data = block->data, n = block->nbytes] { std::memset(data, kNan, n); });
     block->is_free = true;
     auto& pool = pools_[{block->device, block->stream}];
     if (block->after != nullptr && block->after->is_free) merge(pool, block, block->after);

@@ -4,6 +4,7 @@ A device type stays for the life of a process, autograd must know of it before t
 crash. So each process that runs tests starts a second one (`child.py`), and hands it the names of these tests one by one.
 """
 
+import gc
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from emulated.accelerator import NO_COMPILER, Emulated, Order, build, has_compiler, load
 
 IN_CHILD = "TENSORFERRY_EMULATED_CHILD"
@@ -40,7 +42,8 @@ class Child:
             self.end()
             raise
         if not line:
-            code = self._process.wait()
+            self.end()
+            code = self._process.returncode
             return "crashed", f"the process ended with {signal.Signals(-code).name if code < 0 else code}"
         outcome, text = json.loads(line)
         return outcome, text
@@ -86,6 +89,9 @@ def emulated() -> Iterator[Emulated | None]:
         yield None
         return
     device = load()
+    gc.collect()  # a budget is for all that the device holds
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
     yield device
     device.set_order(Order.EAGER)
     device.set_capacity()
