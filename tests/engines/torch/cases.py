@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from tensorferry.engines.torch import capture
+from tensorferry.plan import Machine, find_floor
 
 
 @dataclass(frozen=True)
@@ -281,6 +285,22 @@ def train(
 def compare_step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
     """One more backward pass, so that there are gradients to compare."""
     model(batch[0]).square().mean().backward()
+
+
+def tight_budget(case: Case, min_nbytes: int, device: str = "cpu") -> int:
+    """Little above the floor of the widest batch, and the engine's own margin."""
+    torch.manual_seed(0)
+    model = case.build().to(device)
+    optimizer = case.optimizer(model.parameters())
+    machine = Machine("any", memory_nbytes=2**30, tiers=())
+    tight = 0.0
+    for step in range(4):
+        batch = case.batch_on(device, step)
+        for run in (partial(case.step, model, batch, optimizer), partial(compare_step, model, batch)):
+            trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=min_nbytes)
+            floor_nbytes = find_floor(trace).nbytes
+            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
+    return 6 * 2**20 + int(tight)
 
 
 def _bits(model: nn.Module) -> Iterator[tuple[str, bytes]]:

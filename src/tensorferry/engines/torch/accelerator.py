@@ -45,6 +45,7 @@ class AcceleratorDevice(Device):
         self.out_stream = torch.Stream(device=device)
         self.in_stream = torch.Stream(device=device)
         self._highest_nbytes = 0
+        torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
         self._op_streams = {self.stream().stream_id: self.stream()}  # those that ops have been called on
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -58,6 +59,15 @@ class AcceleratorDevice(Device):
         if current != stream:
             current.wait_stream(stream)
             _as_bytes(block).record_stream(current)
+
+    def mark(self) -> torch.Event:
+        event = torch.Event(device=self.device, enable_timing=True)
+        event.record(self.stream())
+        return event
+
+    def seconds_between(self, first: torch.Event, second: torch.Event) -> float:
+        second.synchronize()
+        return first.elapsed_time(second) / 1e3
 
     def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = self.stream()
@@ -90,8 +100,8 @@ class AcceleratorDevice(Device):
         return max(self._highest_nbytes, self.peak_nbytes())
 
     def free_nbytes(self) -> int:
-        """What a step may hold: what is held already and what is free."""
-        return self.resident_nbytes() + torch.accelerator.get_memory_info(self.device)[0]
+        """What a step may hold: what torch has already, in use or kept for reuse, and what is free."""
+        return torch.accelerator.memory_reserved(self.device) + torch.accelerator.get_memory_info(self.device)[0]
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)

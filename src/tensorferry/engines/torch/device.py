@@ -101,6 +101,14 @@ class Device(ABC):
     def follow(self, stream: Any, block: torch.UntypedStorage) -> None:  # noqa: B027
         """From now on ops may read a block that was filled in the order of that stream."""
 
+    def mark(self) -> Any:
+        """The point in the device's time behind the ops called so far; None where that is now."""
+        return None
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """The device's time from one mark to another, which is waited for."""
+        raise NotImplementedError
+
     def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
         """An op that is not the engine's is about to be called."""
 

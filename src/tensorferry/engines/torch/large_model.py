@@ -301,7 +301,8 @@ class LargeModel:
         self._refuse_below_floor(trace)
         if course.wants_record:
             return
-        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
+        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
         self._num_plans += 1
         assert course.schedule is not None
