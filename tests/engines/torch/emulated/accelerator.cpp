@@ -40,7 +40,7 @@ constexpr int kNan = 0xFF;  // a float of any width of all ones
 enum Order { kEager, kMainLate, kSideLate, kRandom };
 std::atomic<int> order{kEager};
 std::atomic<uint64_t> random_seed{0};
-constexpr int kQueriesBeforeItRuns = 30;  // who only asks must see an end of it, but not at once
+constexpr int kQueriesBeforeItRuns = 10;  // who only asks must see an end of it, but not at once
 constexpr int kLongestNapMicroseconds = 300;
 
 std::mutex failure_mutex;
