@@ -94,7 +94,7 @@ def test_reported_copies_replace_the_known_speed() -> None:
 def test_more_than_the_host_has_is_refused_before_the_run() -> None:
     tier = PinnedTier(bytearray, known=KNOWN)
     tier.check_room(2**20)
-    with pytest.raises(TierFull, match="use 'disk:/path'"):
+    with pytest.raises(TierFull, match="free some, or raise the budget"):
         tier.check_room(2**60)
 
 

@@ -104,5 +104,5 @@ class PinnedTier(Generic[Buffer]):
 def _full(nbytes: int, free_nbytes: int) -> str:
     return (
         f"pinned tier: {format_bytes(nbytes)} of host memory needed, {format_bytes(free_nbytes)} free; "
-        "use 'disk:/path', or raise the budget so that less is swapped"
+        "free some, or raise the budget so that less is swapped"
     )

@@ -3,12 +3,17 @@
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from tensorferry.engines.torch import capture
+from tensorferry.machine import Machine
+from tensorferry.plan import find_floor
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,9 @@ class Case:
     batch: Callable[[int], tuple[torch.Tensor, ...]]
     step: Callable[[nn.Module, tuple[torch.Tensor, ...], torch.optim.Optimizer], list[torch.Tensor]]
     optimizer: Callable[[Any], torch.optim.Optimizer] = field(default=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+
+    def batch_on(self, device: str, step: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor.to(device) for tensor in self.batch(step))
 
 
 def images(step: int) -> tuple[torch.Tensor, ...]:
@@ -212,7 +220,7 @@ def penalise_gradient(model: nn.Module, batch: tuple[torch.Tensor, ...], optimiz
 
 def under_autocast(step: Callable[..., list[torch.Tensor]]) -> Callable[..., list[torch.Tensor]]:
     def run(model: nn.Module, batch: tuple[torch.Tensor, ...], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
             return step(model, batch, optimizer)
 
     return run
@@ -260,16 +268,18 @@ class Outcome:
     tensors: dict[str, bytes]
 
 
-def train(case: Case, *, num_steps: int = 6, around: Callable[[nn.Module], Any] = lambda _: nullcontext()) -> Outcome:
+def train(
+    case: Case, *, num_steps: int = 6, around: Callable[[nn.Module], Any] = lambda _: nullcontext(), device: str = "cpu"
+) -> Outcome:
     """Train a fresh model and return what came of it."""
     torch.manual_seed(0)
-    model = case.build()
+    model = case.build().to(device)
     optimizer = case.optimizer(model.parameters())
     losses: list[float] = []
     with around(model):
         for step in range(num_steps):
-            losses += [loss.item() for loss in case.step(model, case.batch(step), optimizer)]
-        compare_step(model, case.batch(num_steps))
+            losses += [loss.item() for loss in case.step(model, case.batch_on(device, step), optimizer)]
+        compare_step(model, case.batch_on(device, num_steps))
     return Outcome(losses, dict(_bits(model)))
 
 
@@ -278,8 +288,24 @@ def compare_step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
     model(batch[0]).square().mean().backward()
 
 
+def tight_budget(case: Case, min_nbytes: int, device: str = "cpu") -> int:
+    """Little above the floor of the widest batch, and the engine's own margin."""
+    torch.manual_seed(0)
+    model = case.build().to(device)
+    optimizer = case.optimizer(model.parameters())
+    machine = Machine("any", memory_nbytes=2**30, tiers=())
+    tight = 0.0
+    for step in range(4):
+        batch = case.batch_on(device, step)
+        for run in (partial(case.step, model, batch, optimizer), partial(compare_step, model, batch)):
+            trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=min_nbytes)
+            floor_nbytes = find_floor(trace).nbytes
+            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
+    return 6 * 2**20 + int(tight)
+
+
 def _bits(model: nn.Module) -> Iterator[tuple[str, bytes]]:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        yield name, tensor.detach().contiguous().numpy().tobytes()
+        yield name, tensor.detach().cpu().contiguous().numpy().tobytes()
         if tensor.grad is not None:
-            yield f"{name}.grad", tensor.grad.contiguous().numpy().tobytes()
+            yield f"{name}.grad", tensor.grad.cpu().contiguous().numpy().tobytes()

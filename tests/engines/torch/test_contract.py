@@ -1,18 +1,16 @@
 """The engine's contract: whatever moves, every bit of every result stays."""
 
 from copy import deepcopy
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from adversary import Adversary, adversary_opener
-from cases import CASES, Case, Outcome, compare_step, train
+from cases import CASES, Case, Outcome, tight_budget, train
 
-from tensorferry.engines.torch import LargeModel, capture
-from tensorferry.machine import Machine
-from tensorferry.plan import find_floor
+from tensorferry.engines.torch import LargeModel
 
 SMALLEST_NBYTES = 512  # so that even the storages of these little models move
 
@@ -24,19 +22,7 @@ def plain(case_name: str) -> Outcome:
 
 @cache
 def budget_for(case_name: str) -> int:
-    """A tight budget: little above the floor of the widest batch, and the engine's own margin."""
-    case = _case(case_name)
-    torch.manual_seed(0)
-    model = case.build()
-    optimizer = case.optimizer(model.parameters())
-    machine = Machine("any", memory_nbytes=2**30, tiers=())
-    tight = 0.0
-    for step in range(4):
-        for run in (partial(case.step, model, case.batch(step), optimizer), partial(compare_step, model, case.batch(step))):
-            trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=SMALLEST_NBYTES)
-            floor_nbytes = find_floor(trace).nbytes
-            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
-    return 6 * 2**20 + int(tight)
+    return tight_budget(_case(case_name), SMALLEST_NBYTES)
 
 
 def _case(name: str) -> Case:

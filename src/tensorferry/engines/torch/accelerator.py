@@ -1,13 +1,17 @@
 """Copies on an accelerator: two side streams, events, and pinned host memory.
 
-Only torch's device-neutral calls are used. None of this has been run on an accelerator: it is kept thin so that it can be
-reviewed, and everything above it is tested on devices that keep the same rules.
+Only torch's device-neutral calls are used. It has been run on an emulated accelerator (tests/engines/torch/emulated), and on no
+real one.
+
+What a step lets go is freed while ops that read it may still be queued. The allocator lets the stream that a block was made on
+use it again at once, which is right for that stream; of every other stream that reads a block the allocator is told.
 """
 
 import time
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device
 from tensorferry.errors import BadTier
@@ -32,6 +36,7 @@ class AcceleratorDevice(Device):
     """An accelerator's memory, as its caching allocator reports it; each lane is a stream."""
 
     synchronous = False
+    counts_copies_in = True
 
     def __init__(self, tier: PinnedTier[torch.Tensor], device: torch.device) -> None:
         self.type = device.type
@@ -40,6 +45,46 @@ class AcceleratorDevice(Device):
         self.out_stream = torch.Stream(device=device)
         self.in_stream = torch.Stream(device=device)
         self._highest_nbytes = 0
+        torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
+        self._op_streams = {self.stream().stream_id: self.stream()}  # those that ops have been called on
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.device
+
+    def stream(self) -> torch.Stream:
+        return torch.accelerator.current_stream(self.device)
+
+    def follow(self, stream: torch.Stream, block: torch.UntypedStorage) -> None:
+        current = self.stream()
+        if current != stream:
+            current.wait_stream(stream)
+            _as_bytes(block).record_stream(current)
+
+    def mark(self) -> torch.Event:
+        event = torch.Event(device=self.device, enable_timing=True)
+        event.record(self.stream())
+        return event
+
+    def seconds_between(self, first: torch.Event, second: torch.Event) -> float:
+        second.synchronize()
+        return first.elapsed_time(second) / 1e3
+
+    def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream = self.stream()
+        self._op_streams.setdefault(stream.stream_id, stream)
+        if len(self._op_streams) > 1:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, torch.Tensor) and value.layout is torch.strided and self.holds(value):
+                    value.record_stream(stream)
+
+    def wait_for_ops(self, stream: torch.Stream) -> None:
+        """What is put on a stream from now on runs after every op called so far."""
+        current = self.stream()
+        for other in ({current.stream_id: current} | self._op_streams).values():
+            stream.wait_stream(other)
+
+    def on_host(self, slot: PinnedSlot[torch.Tensor]) -> torch.UntypedStorage:
+        return slot.buffer.untyped_storage()
 
     def resident_nbytes(self) -> int:
         return torch.accelerator.memory_allocated(self.device)
@@ -55,8 +100,8 @@ class AcceleratorDevice(Device):
         return max(self._highest_nbytes, self.peak_nbytes())
 
     def free_nbytes(self) -> int:
-        """What a step may hold: what is held already and what is free."""
-        return self.resident_nbytes() + torch.accelerator.get_memory_info(self.device)[0]
+        """What a step may hold: what torch has already, in use or kept for reuse, and what is free."""
+        return torch.accelerator.memory_reserved(self.device) + torch.accelerator.get_memory_info(self.device)[0]
 
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)
@@ -83,7 +128,6 @@ class _Marks:
         self.end = torch.Event(device=stream.device, enable_timing=True)
 
     def __enter__(self) -> None:
-        self._stream.wait_stream(torch.accelerator.current_stream(self._stream.device))
         self._stream.__enter__()
         self._start.record(self._stream)
 
@@ -91,9 +135,17 @@ class _Marks:
         self.end.record(self._stream)
         self._stream.__exit__(*exc)
 
+    def reached(self) -> bool:
+        """Whether the copy has ended."""
+        return self.end.query()
+
+    def hold_back(self, stream: torch.Stream) -> None:
+        """What is put on a stream from now on runs after the copy."""
+        stream.wait_event(self.end)
+
     def wait(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not self.end.query():
+        while not self.reached():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -111,11 +163,12 @@ class _StreamCopyOut(CopyOut):
         self._slot = device.tier.reserve(self.nbytes)
         self._marks = _Marks(device.out_stream)
         self.started_at = time.perf_counter()
+        device.wait_for_ops(device.out_stream)
         with self._marks:
             self._slot.buffer[: self.nbytes].copy_(_as_bytes(block), non_blocking=True)
 
     def done(self) -> bool:
-        if self._block is not None and self._marks.end.query():
+        if self._block is not None and self._marks.reached():
             self._end()
         return self._block is None
 
@@ -147,8 +200,12 @@ class _StreamCopyIn(CopyIn):
         self._device = device
         self._marks = _Marks(device.in_stream)
         self.started_at = time.perf_counter()
+        # it is made on the stream that reads it: on the one that copies, it would come from memory apart, and go back there only
+        # when the device has come so far, although the allocator's count falls at once
+        flat = torch.empty(slot.nbytes, dtype=torch.uint8, device=device.device) if into is None else _as_bytes(into)
+        self._made_on = device.stream()
+        device.wait_for_ops(device.in_stream)  # its memory may have been that of what they still read
         with self._marks:
-            flat = torch.empty(slot.nbytes, dtype=torch.uint8, device=device.device) if into is None else _as_bytes(into)
             flat.copy_(slot.buffer[: slot.nbytes], non_blocking=True)
         self._flat: torch.Tensor | None = flat
 
@@ -156,7 +213,7 @@ class _StreamCopyIn(CopyIn):
         return True  # the stream that reads the block waits, not the host
 
     def done(self) -> bool:
-        if not self._marks.end.query():
+        if not self._marks.reached():
             return False
         if not self.ended_at:
             self.ended_at = time.perf_counter()
@@ -169,9 +226,10 @@ class _StreamCopyIn(CopyIn):
     def take(self) -> torch.UntypedStorage:
         assert self._flat is not None, "taken twice"
         flat, self._flat = self._flat, None
-        stream = torch.accelerator.current_stream(self._device.device)
-        stream.wait_event(self._marks.end)
-        flat.record_stream(stream)  # the allocator must not give the block away while this stream may read it
+        stream = self._device.stream()
+        self._marks.hold_back(stream)
+        if stream != self._made_on:
+            flat.record_stream(stream)
         return flat.untyped_storage()
 
 

@@ -15,6 +15,7 @@ from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_rando
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
 from tensorferry.engines.torch.swap import SavedTensors
+from tensorferry.engines.torch.twin import choose_form
 from tensorferry.errors import NotTraceable
 from tensorferry.machine import Machine, time_trace
 from tensorferry.messages import kind_and_first_line
@@ -60,7 +61,7 @@ def _capture_fake(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with unchanged_randomness(), fake_parameters(model, optimizer, mode), mode:
+        with unchanged_randomness(device), fake_parameters(model, optimizer, mode), mode:
             fake_device = FakeDevice(mode, device)
             store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
             names = LayerNames(model)
@@ -126,7 +127,8 @@ def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
                 state[fake(parameter)] = tree_map_only(torch.Tensor, fake, dict(values))
             optimizer.state = state
             for group in optimizer.param_groups:
-                stack.callback(group.__setitem__, "params", group["params"])
+                stack.callback(group.update, dict(group))
+                group.update(choose_form(group))
                 group["params"] = [fake(parameter) for parameter in group["params"]]
         yield
 
@@ -137,21 +139,27 @@ class CloneDevice(Device):
     def __init__(self, device: torch.device, held_nbytes: int) -> None:
         self.type = device.type
         self.synchronous = device.type == "cpu"
+        self._device = device
         self._heap = Heap()
         self._meter = ResidentMeter() if device.type == "cpu" else None
         self._before_nbytes = self._meter.now_nbytes() - held_nbytes if self._meter else 0
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device
+
     def resident_nbytes(self) -> int:
-        return self._meter.now_nbytes() - self._before_nbytes if self._meter else torch.accelerator.memory_allocated()
+        return self._meter.now_nbytes() - self._before_nbytes if self._meter else torch.accelerator.memory_allocated(self._device)
 
     def peak_nbytes(self) -> int:
-        return self._meter.peak_nbytes() - self._before_nbytes if self._meter else torch.accelerator.max_memory_allocated()
+        if self._meter:
+            return self._meter.peak_nbytes() - self._before_nbytes
+        return torch.accelerator.max_memory_allocated(self._device)
 
     def reset_peak(self) -> None:
         if self._meter:
             self._meter.reset_peak()
         else:
-            torch.accelerator.reset_peak_memory_stats()
+            torch.accelerator.reset_peak_memory_stats(self._device)
 
     def highest_nbytes(self) -> int:
         return self.peak_nbytes()
@@ -175,7 +183,7 @@ class CloneDevice(Device):
 
     def synchronize(self) -> None:
         if not self.synchronous:
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(self._device)
 
     def close(self) -> None:
         if self._meter:

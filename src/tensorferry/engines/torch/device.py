@@ -83,11 +83,38 @@ class Device(ABC):
 
     type: str  # as torch names it: "cpu", "cuda", ...
     synchronous = True  # whether an op has ended when its call returns
+    counts_copies_in = False  # whether `resident_nbytes` has all of a copy in as soon as it has begun
     may_reuse = False  # whether freed memory may be kept for the next allocation
 
     @abstractmethod
     def resident_nbytes(self) -> int:
         """What the step holds now."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in this device's memory."""
+        return tensor.device.type == self.type
+
+    def stream(self) -> Any:
+        """What orders the ops that are called now; None where they have ended when their calls return."""
+        return None
+
+    def follow(self, stream: Any, block: torch.UntypedStorage) -> None:  # noqa: B027
+        """From now on ops may read a block that was filled in the order of that stream."""
+
+    def mark(self) -> Any:
+        """The point in the device's time behind the ops called so far; None where that is now."""
+        return None
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """The device's time from one mark to another, which is waited for."""
+        raise NotImplementedError
+
+    def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
+        """An op that is not the engine's is about to be called."""
+
+    def on_host(self, slot: Any) -> torch.UntypedStorage | None:  # noqa: ARG002
+        """A slot's bytes as host memory that outlives the tier, where they are in any."""
+        return None
 
     @abstractmethod
     def peak_nbytes(self) -> int:

@@ -20,6 +20,7 @@ from tensorferry.engines.torch.record import Recorder
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Trace
 
+_CPU = torch.device("cpu")
 _DEVICE = torch.ops.prim.device.default
 _FILLS = {
     torch.ops.aten.fill_.Scalar,
@@ -58,6 +59,9 @@ class FakeDevice(Device):
         self.type = device.type
         self._mode = mode
         self._device = device
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device
 
     def resident_nbytes(self) -> int:
         return 0
@@ -143,10 +147,12 @@ class FakeStep:
 
 
 @contextmanager
-def unchanged_randomness() -> Iterator[None]:
-    """Afterwards every random generator is where it was."""
+def unchanged_randomness(device: torch.device = _CPU) -> Iterator[None]:
+    """Afterwards every random generator is where it was: Python's, NumPy's, the CPU's and the device's."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    # not told of which devices, torch wakes every accelerator there is
+    devices = [] if device.type in ("cpu", "meta") else [device]
+    with torch.random.fork_rng(devices, device_type=device.type if devices else None):
         try:
             yield
         finally:

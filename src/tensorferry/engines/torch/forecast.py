@@ -52,7 +52,8 @@ def forecast(
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
     try:
-        with unchanged_randomness(), _uncached_casts():
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        with unchanged_randomness(device), _uncached_casts():
             if _can_follow(optimizers):
                 try:
                     return Forecast(_follow(model, args, kwargs, optimizers, min_nbytes), optimizers)

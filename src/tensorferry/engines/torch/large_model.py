@@ -8,7 +8,7 @@ nothing of the graph is left (a double backward goes on in the same step). So no
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -108,6 +108,7 @@ class LargeModel:
         self._included_nbytes = 0
         self._entered = False
         self._failed = True  # until the block has ended without an error
+        self._error: BaseException | None = None
         self._exit = ExitStack()
 
     # entering and leaving
@@ -149,9 +150,13 @@ class LargeModel:
         if any(isinstance(m, wrapper) or m._compiled_call_impl is not None for m in self._model.modules()):
             self._note("compiled modules run uncompiled here; compare results with the uncompiled model")
 
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, exc_type: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._failed = exc_type is not None
-        self._exit.close()
+        self._error = error
+        try:
+            self._exit.close()
+        finally:
+            self._error = None  # its traceback holds frames, and what they hold
 
     def _close(self) -> None:
         with self._store.lock:
@@ -159,16 +164,30 @@ class LargeModel:
             self._highest_nbytes = self._device.highest_nbytes()
             self._step = None
             self._store.step = None
-            # after a failure its cause is already on its way to the user
-            with suppress(FerryError) if self._failed else nullcontext():
-                self._states.bring_all_back()
+            if self._failed:
+                self._store.abandon()
+            self._bring_states_back()
             self._store.retire(bring_back=not self._failed)
+
+    def _bring_states_back(self) -> None:
+        try:
+            self._states.bring_all_back()
+        except (FerryError, torch.OutOfMemoryError) as error:
+            num_left = self._states.leave_on_host()
+            if num_left:
+                (self._error or error).add_note(
+                    f"{num_left} tensors of the optimizer's state found no room on the device and are in host memory now; once "
+                    "there is room, optimizer.load_state_dict(optimizer.state_dict()) moves them back."
+                )
+            if not self._failed:  # after a failure its cause is already on its way to the user
+                raise
 
     # what the hooks call
 
     def _run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._store.busy:
             return func(*args, **kwargs)
+        self._device.before_op(args, kwargs)
         if self._step is None:
             self._states.bring_back_touched(args, kwargs)
             return func(*args, **kwargs)
@@ -288,7 +307,8 @@ class LargeModel:
         self._refuse_below_floor(trace)
         if course.wants_record:
             return
-        machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
+        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
         self._num_plans += 1
         assert course.schedule is not None

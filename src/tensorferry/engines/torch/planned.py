@@ -139,6 +139,7 @@ class PlannedStep:
         self._saved: list[weakref.ref[SavedStorage]] = []
         self._due: deque[weakref.ref[SavedStorage] | weakref.ref[StateStorage]] = deque()
         self._notebook = Notebook(store)
+        self._begun, self._ended = store.device.mark(), None
 
     def park_states(self) -> None:
         """Let go what the plan lets go of the optimizer's state."""
@@ -166,6 +167,8 @@ class PlannedStep:
             diary.op_starts.append(time.perf_counter())
             out = run_op(func, args, kwargs, between)
             diary.op_ends.append(time.perf_counter())
+        if position == len(self.schedule.trace.ops) - 1:
+            self._ended = self.store.device.mark()
         if planned and position in self.schedule.noted:
             with self.store.at_work():
                 self._notebook.note(func, args, kwargs, out)
@@ -346,10 +349,16 @@ class PlannedStep:
             spans=tuple(spans),
             resident=tuple((at - zero, nbytes) for at, nbytes in diary.resident),
             peak_nbytes=peak_nbytes,
-            step_seconds=diary.op_ends[num_ops - 1] - zero if num_ops else 0.0,
+            step_seconds=self._step_seconds(diary.op_ends[num_ops - 1] - zero if num_ops else 0.0),
             stall_seconds=sum(lost for _, lost in diary.stalls),
             budget_nbytes=self.schedule.plan.budget_nbytes,
         )
+
+    def _step_seconds(self, called_seconds: float) -> float:
+        """How long the step took; on an accelerator that is not how long it took to call its ops."""
+        if self._begun is None or self._ended is None:
+            return called_seconds
+        return self.store.device.seconds_between(self._begun, self._ended)
 
     def _storage(self, saved: SavedStorage | StateStorage) -> int | None:
         """Its place in the trace."""

@@ -86,9 +86,9 @@ class Recorder:
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._names = names
         self._state_rows: set[int] = set()
-        for parameter in model.parameters():
+        for parameter in filter(device.holds, model.parameters()):
             self._add(parameter.untyped_storage(), Kind.PARAMETER, [], "")
-        for buffer in model.buffers():
+        for buffer in filter(device.holds, model.buffers()):
             self._add(buffer.untyped_storage(), Kind.BUFFER, [], "")
 
     @property
@@ -223,7 +223,7 @@ class Recorder:
         written: list[int] = []
         new_nbytes = 0
         for tensor in (*mutated(func, args, kwargs), *tree_leaves(out)):
-            block = _block_of(tensor)
+            block = self._block_of(tensor)
             if block is None:
                 continue
             row = self._row_of.get(block._cdata)
@@ -240,7 +240,7 @@ class Recorder:
         return tuple(written), new_nbytes
 
     def _seen(self, tensor: torch.Tensor, phase: Phase) -> int | None:
-        block = _block_of(tensor)
+        block = self._block_of(tensor)
         if block is None:
             return None
         row = self._row_of.get(block._cdata)
@@ -251,6 +251,10 @@ class Recorder:
             if kind is Kind.INPUT:
                 self.inputs.append((block._cdata, nbytes))
         return row
+
+    def _block_of(self, tensor: Any) -> torch.UntypedStorage | None:
+        block = _block_of(tensor)
+        return block if block is not None and self._device.holds(tensor) else None  # what is elsewhere takes nothing here
 
     def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str, nbytes: int | None = None) -> int:
         if block._cdata in self._row_of:

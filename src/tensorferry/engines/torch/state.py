@@ -149,14 +149,28 @@ class OptimizerStates:
 
     def bring_all_back(self) -> None:
         """Make everything resident; one that fails does not keep the others away."""
-        failed: FerryError | None = None
-        for state in list(self._moved.values()):
-            try:
-                self.bring_back(state)
-            except FerryError as error:
-                failed = failed or error
+        failed: Exception | None = None
+        with self._store.lock, self._store.at_work():
+            for state in list(self._moved.values()):
+                try:
+                    self.bring_back(state)
+                except (FerryError, torch.OutOfMemoryError) as error:
+                    failed = failed or error
         if failed is not None:
             raise failed
+
+    def leave_on_host(self) -> int:
+        """Give the optimizers what could not come back, for want of memory, as tensors of the host; returns how many."""
+        num_left = 0
+        for values in (values for optimizer in self._optimizers for values in optimizer.state.values()):
+            for key, value in values.items() if isinstance(values, dict) else ():
+                state = self._moved.get(value.untyped_storage()._cdata) if type(value) is torch.Tensor else None
+                host = None if state is None or state.slot is None else self._store.device.on_host(state.slot)
+                if host is not None:
+                    geometry = (value.storage_offset(), value.size(), value.stride())
+                    values[key] = torch.empty(0, dtype=value.dtype).set_(host, *geometry)
+                    num_left += 1
+        return num_left
 
     def _call_back(self, state: StateStorage) -> None:
         copy, state.copy_out = state.copy_out, None
@@ -183,7 +197,7 @@ class OptimizerStates:
         block = value.untyped_storage()
         return (
             block.nbytes() >= self._store.min_nbytes
-            and block.device.type == self._store.device.type
+            and self._store.device.holds(value)
             and block.resizable()
             and block._cdata not in self._store.persistent
         )

@@ -27,7 +27,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorferry.engines.torch.device import Copy, CopyIn, CopyOut, Device
-from tensorferry.errors import CopyStuck, FerryError, SavedTensorModified
+from tensorferry.errors import CopyStuck, FerryError, SavedTensorModified, TierLost
 from tensorferry.units import format_bytes
 
 
@@ -68,6 +68,7 @@ class SavedStorage:
         "slot",
         "step",
         "store",
+        "stream",
         "version",
         "wanted",
     )
@@ -86,6 +87,7 @@ class SavedStorage:
         self.copy_out: CopyOut | None = None
         self.copy_in: CopyIn | None = None
         self.replay: Replay | None = None
+        self.stream: Any = None  # in whose order its bytes came back
         self.wanted = False
 
     def __del__(self) -> None:
@@ -230,7 +232,10 @@ class SavedTensors:
     def materialize(self, saved: SavedStorage) -> torch.UntypedStorage:
         """The storage's block, resident, whatever it takes."""
         if saved.block is not None or self._settle(saved):
-            return saved.block  # type: ignore[return-value]
+            assert saved.block is not None
+            if saved.stream is not None:
+                self.device.follow(saved.stream, saved.block)
+            return saved.block
         if saved.replay is not None:
             saved.block = saved.replay.run(self)
             saved.replay = None  # and with it its hold on the sources
@@ -240,6 +245,7 @@ class SavedTensors:
             if not saved.copy_in.ready():
                 self.wait_for(saved.copy_in, "come back from")
             saved.block = saved.copy_in.take()
+        saved.stream = self.device.stream()
         if saved.step is not None and saved.step is self.step:
             saved.step.on_returned(saved, saved.block)
         return saved.block
@@ -268,7 +274,8 @@ class SavedTensors:
     def held_nbytes(self) -> int:
         """What the step holds now, with copies in under way counted whole."""
         self._sweep()
-        return self.device.resident_nbytes() + sum(copy.nbytes for copy in self._arriving)
+        arriving_nbytes = 0 if self.device.counts_copies_in else sum(copy.nbytes for copy in self._arriving)
+        return self.device.resident_nbytes() + arriving_nbytes
 
     def finish_copies(self) -> None:
         """Wait for every copy under way and give back the slots that nobody needs; errors are left to who needs the bytes."""
@@ -281,6 +288,13 @@ class SavedTensors:
     def any_alive(self) -> bool:
         """Whether autograd still holds a handle of anything."""
         return len(self._alive) > 0
+
+    def abandon(self) -> None:
+        """After a failure nobody runs backward any more: let go what autograd still holds, to make room."""
+        for saved in list(self._alive):
+            saved.block, saved.replay = None, _Lost()
+        with suppress(FerryError):
+            self.finish_copies()
 
     def retire(self, *, bring_back: bool) -> None:
         """End every copy. `bring_back`: what autograd still holds becomes resident, so that the graph outlives the tier."""
@@ -343,7 +357,7 @@ class SavedTensors:
         if is_lazy(tensor):
             return False
         block = tensor.untyped_storage()
-        return block.nbytes() >= self.min_nbytes and block._cdata not in self.persistent
+        return block.nbytes() >= self.min_nbytes and block._cdata not in self.persistent and self.device.holds(tensor)
 
     def _find(self, tensor: torch.Tensor) -> SavedStorage | None:
         return self.find(tensor.untyped_storage(), tensor._version)
@@ -355,6 +369,13 @@ class SavedTensors:
         if saved is not None and not saved.original.expired() and saved.version == version:
             return saved
         return None
+
+
+class _Lost:
+    """In place of a replay: nothing can make the storage again."""
+
+    def run(self, store: SavedTensors) -> torch.UntypedStorage:  # noqa: ARG002
+        raise TierLost("backward through a graph whose context ended with an error: what it saved is gone. Run forward again.")
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:

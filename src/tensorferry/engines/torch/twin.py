@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._pytree import tree_leaves
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -97,7 +98,20 @@ def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTenso
     copied: torch.optim.Optimizer = object.__new__(type(optimizer))
     with FakeCopyMode(mode):
         vars(copied).update(copy.deepcopy(own, fakes))
+    for real, group in zip(optimizer.param_groups, copied.param_groups, strict=True):
+        group.update(choose_form(real))
     return copied
+
+
+def choose_form(group: dict[str, Any]) -> dict[str, bool]:
+    """Whether real parameters are updated by multi-tensor ops, where that is left to torch.
+
+    It takes them on accelerators, and never for fake tensors.
+    """
+    if group.get("foreach", False) is not None or group.get("fused"):
+        return {}
+    differentiable = bool(group.get("differentiable"))
+    return {"foreach": _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)[1]}
 
 
 def run_step(optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,156 @@
+"""Every wait of the accelerator path is needed: without it, one of the orders of streams gives a wrong result."""
+
+import gc
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from emulated.accelerator import Emulated, Order
+from emulated.networks import DEVICE
+from emulated.swapping import swapping
+
+from tensorferry.engines.torch.accelerator import AcceleratorDevice, _Marks
+from tensorferry.engines.torch.swap import Handle, SavedTensors
+
+SIZE = 2**18
+
+
+def _made(value: float) -> torch.Tensor:
+    return torch.full((SIZE,), value, device=DEVICE) + 1
+
+
+def _is_made(tensor: torch.Tensor, value: float) -> bool:
+    return torch.equal(tensor.cpu(), torch.full((SIZE,), value) + 1)
+
+
+def _overwrite_what_is_free() -> None:
+    blocks = [torch.zeros(SIZE, device=DEVICE) for _ in range(4)]
+    del blocks
+
+
+def _send_away(store: SavedTensors, value: float) -> Handle:
+    handle = store.pack(_made(value))
+    assert isinstance(handle, Handle)
+    store.finish_copies()
+    return handle
+
+
+def goes_and_comes_back() -> bool:
+    value = random.random()
+    with swapping() as store:
+        handle = _send_away(store, value)
+        _overwrite_what_is_free()
+        return _is_made(store.unpack(handle) * 1, value)
+
+
+def comes_back_into_memory_that_queued_ops_read() -> bool:
+    value = random.random()
+    with swapping() as store:
+        handle = _send_away(store, value)
+        others = [_made(value + i) for i in range(1, 5)]
+        read = [other * 1 for other in others]
+        del others
+        back = store.unpack(handle) * 1
+        return _is_made(back, value) and all(_is_made(tensor, value + i) for i, tensor in enumerate(read, 1))
+
+
+def is_read_by_a_side_stream() -> bool:
+    value, side = random.random(), torch.Stream(device=DEVICE)
+    with swapping() as store:
+        tensor = _made(value)
+        handle = store.pack(tensor)
+        side.wait_stream(torch.accelerator.current_stream())
+        with side:
+            read = tensor * 1
+        del tensor
+        store.finish_copies()
+        _overwrite_what_is_free()
+        side.synchronize()
+        del handle
+        return _is_made(read, value)
+
+
+def is_made_by_a_side_stream() -> bool:
+    value, side = random.random(), torch.Stream(device=DEVICE)
+    with swapping() as store:
+        with side:
+            tensor = _made(value)
+        handle = store.pack(tensor)  # on the main stream, which has not waited
+        del tensor
+        store.finish_copies()
+        return isinstance(handle, Handle) and _is_made(store.unpack(handle) * 1, value)
+
+
+def comes_back_for_two_streams() -> bool:
+    value, side = random.random(), torch.Stream(device=DEVICE)
+    with swapping() as store:
+        handle = _send_away(store, value)
+        with side:
+            first = store.unpack(handle) * 1
+        second = store.unpack(handle) * 1
+        side.synchronize()
+        return _is_made(first, value) and _is_made(second, value)
+
+
+def _nothing(*_: Any) -> None: ...
+
+
+def _at_once(*_: Any) -> bool:
+    return True
+
+
+def _waits_for_current_only(device: AcceleratorDevice, stream: torch.Stream) -> None:
+    stream.wait_stream(device.stream())
+
+
+ORDERS = [Order.MAIN_LATE, Order.SIDE_LATE, Order.RANDOM]
+SCENES = [
+    goes_and_comes_back,
+    comes_back_into_memory_that_queued_ops_read,
+    is_read_by_a_side_stream,
+    is_made_by_a_side_stream,
+    comes_back_for_two_streams,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
+def test_bits_are_the_same_in_every_order(emulated: Emulated, order: Order, scene: Callable[[], bool]) -> None:
+    for seed in range(3):
+        emulated.set_order(order, seed)
+        assert scene()
+
+
+@pytest.mark.parametrize(
+    ("where", "wait", "without", "scene"),
+    [
+        pytest.param(AcceleratorDevice, "wait_for_ops", _nothing, goes_and_comes_back, id="a copy out for the ops before it"),
+        pytest.param(_Marks, "reached", _at_once, goes_and_comes_back, id="freeing for the copy out"),
+        pytest.param(_Marks, "hold_back", _nothing, goes_and_comes_back, id="a reader for the copy in"),
+        pytest.param(
+            AcceleratorDevice,
+            "wait_for_ops",
+            _nothing,
+            comes_back_into_memory_that_queued_ops_read,
+            id="a copy in for the ops before it",
+        ),
+        pytest.param(
+            AcceleratorDevice, "wait_for_ops", _waits_for_current_only, is_made_by_a_side_stream, id="a copy out for all streams"
+        ),
+        pytest.param(AcceleratorDevice, "before_op", _nothing, is_read_by_a_side_stream, id="reuse for a side stream that reads"),
+        pytest.param(AcceleratorDevice, "follow", _nothing, comes_back_for_two_streams, id="a second stream for the copy in"),
+    ],
+)
+def test_without_a_wait_bits_differ(
+    emulated: Emulated, monkeypatch: pytest.MonkeyPatch, where: type, wait: str, without: Any, scene: Callable[[], bool]
+) -> None:
+    monkeypatch.setattr(where, wait, without)
+    monkeypatch.setattr(_Marks, "seconds", lambda _: 1.0)  # of a copy that has not ended there are none
+    right = []
+    for order in ORDERS:
+        emulated.set_order(order)
+        right.append(scene())
+        gc.collect()
+    assert not all(right)
