@@ -13,6 +13,7 @@ FerryError
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
 ├── NotSupported         a back end or an option that cannot be planned
+├── BadUse               a call out of order: a context entered twice, a report before there is one
 ├── BadMachine           no such machine, or an entry that cannot be read
 ├── BadModel             no such model, or one that cannot be built, called or served as asked
 ├── BadOption            an option of a command that cannot be used
@@ -81,6 +82,10 @@ class NotTraceable(FerryError):
 
 class NotSupported(FerryError):
     """A back end, a strategy or an option under which a step cannot be planned."""
+
+
+class BadUse(FerryError, RuntimeError):
+    """A call out of order: a context that is entered twice, a report before there is anything to tell."""
 
 
 class BadMachine(FerryError, ValueError):

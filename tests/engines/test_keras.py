@@ -241,7 +241,7 @@ def test_recompute_can_be_turned_off_and_copies_started_earlier() -> None:
 
 
 def test_nothing_to_report_before_fit() -> None:
-    with pytest.raises(RuntimeError, match="pass this callback to fit first"):
+    with pytest.raises(ferry.FerryError, match="pass this callback to fit first"):
         _callback().report()
 
 
