@@ -241,7 +241,7 @@ def test_recompute_can_be_turned_off_and_copies_started_earlier() -> None:
 
 
 def test_nothing_to_report_before_fit() -> None:
-    with pytest.raises(RuntimeError, match="pass this callback to fit first"):
+    with pytest.raises(ferry.FerryError, match="pass this callback to fit first"):
         _callback().report()
 
 
@@ -324,3 +324,28 @@ def test_a_training_that_runs_is_not_refused_for_what_is_learnt_later(monkeypatc
         monkeypatch.setattr(large._device, "outside_nbytes", lambda: 2**40)
         losses += [float(large(x)) for _ in range(4)]
         assert losses == [float(other.step(x)) for _ in range(6)]
+
+
+def test_a_training_whose_first_step_fitted_goes_on_whatever_that_step_taught() -> None:
+    model, other = _Layered(), _Layered()
+    x = tf.ones((32, 64))
+    large = ferry.tensorflow.large_function(model.step, budget=BUDGET, min_nbytes=4096)
+    with ferry.tensorflow.same_rewrites():
+        losses = [float(large(x))]
+        large._outside_nbytes = 2**40  # as if so much more than the graph alone tells were needed
+        losses += [float(large(x)) for _ in range(3)]
+        assert losses == [float(other.step(x)) for _ in range(4)]
+    assert large.report().plan is not None
+
+
+def test_a_training_whose_first_step_did_not_fit_is_refused_with_a_budget_in_which_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _Layered()
+    large = ferry.tensorflow.large_function(model.step, budget=BUDGET, min_nbytes=4096)
+    large(tf.ones((32, 64)))
+    large._outside_nbytes = 9 * 2**30
+    monkeypatch.setattr(large._device, "highest_resident_nbytes", lambda: 12 * 2**30)
+    with pytest.raises(ferry.BudgetTooSmall) as caught:
+        large(tf.ones((32, 64)))
+    assert caught.value.smallest_nbytes >= 12 * 2**30

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from tensorferry.engines.budget import MIN_NBYTES
-from tensorferry.errors import FerryError, NotSupported
+from tensorferry.errors import BadUse, FerryError, NotSupported
 from tensorferry.report import Report
 
 _LOG = logging.getLogger("tensorferry")
@@ -74,7 +74,7 @@ class LargeModel(keras.callbacks.Callback):
     def report(self) -> Report:
         """What was planned and what was measured in the last training."""
         if self._training is None:
-            raise RuntimeError("nothing to report yet: pass this callback to fit first")
+            raise BadUse("nothing to report yet: pass this callback to fit first")
         return self._training.report()
 
     @property

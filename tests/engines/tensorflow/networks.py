@@ -41,6 +41,12 @@ def images() -> tuple[np.ndarray, np.ndarray]:
     return rng.random((4, 16, 16, 3), "float32"), rng.integers(5, size=4)
 
 
+def more_images() -> tuple[np.ndarray, np.ndarray]:
+    """So many that a sum over them may be rounded in more than one way."""
+    rng = np.random.default_rng(1)
+    return rng.random((31, 16, 16, 3), "float32"), rng.integers(5, size=31)
+
+
 def volumes() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     x = rng.random((1, 16, 16, 16, 1), "float32")
@@ -72,6 +78,31 @@ def inception() -> keras.Model:
         branches = [layers.Conv2D(8, size, padding="same", activation="relu")(y) for size, y in ((3, x), (1, pooled))]
         x = layers.Concatenate()(branches)
     x = layers.Conv2D(16, 1, activation="relu")(layers.AveragePooling2D(2)(x))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
+
+
+def squeezing() -> keras.Model:
+    """Convolutions whose weights are large and whose outputs are small, and a sum of several, whose gradients are one tensor."""
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(32, 3, padding="same", activation="relu")(inputs)
+    for _ in range(2):
+        squeezed = layers.Conv2D(2, 1, activation="swish")(layers.GlobalAveragePooling2D(keepdims=True)(x))
+        x = layers.Multiply()([x, layers.Conv2D(32, 1, activation="sigmoid")(squeezed)])
+        x = layers.ReLU()(layers.Add()([layers.Conv2D(32, size, padding="same")(x) for size in (1, 3, 5)]))
+    return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
+
+
+def frozen() -> keras.Model:
+    """Layers without gradients, which TensorFlow fuses as it does for inference, below others that are trained."""
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(16, 3, use_bias=False)(layers.ZeroPadding2D()(inputs))
+    x = layers.Conv2D(16, 3)(layers.ZeroPadding2D()(layers.ReLU()(layers.BatchNormalization()(x))))
+    x = layers.Multiply()([x, layers.Activation("sigmoid")(x)])
+    x = layers.ReLU()(layers.Add()([x, layers.Conv2D(16, 3, activation="relu")(layers.ZeroPadding2D()(x))]))
+    body = keras.Model(inputs, x)
+    body.trainable = False
+    x = layers.Conv2D(16, 3, activation="relu")(layers.ZeroPadding2D()(body(inputs)))
+    x = layers.Conv2D(16, 3, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(5, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
 
 
@@ -145,6 +176,8 @@ NETWORKS = [
     Network("residual", residual, images),
     Network("dropout", lambda: residual(0.3), images),
     Network("inception", inception, images),
+    Network("squeezing", squeezing, more_images),
+    Network("frozen", frozen, images),
     Network("unet", unet, volumes, "binary_crossentropy"),
     Network("transformer", transformer, tokens),
     Network("recurrent", recurrent, tokens),

@@ -1,6 +1,8 @@
 """The engine's contract: whatever moves, every bit of every result stays."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from networks import MACHINE, NETWORKS, Bench, Network
@@ -104,21 +106,42 @@ def test_a_device_reserves_more_than_31_bits_can_count() -> None:
     device.close()
 
 
-def test_onednn_finds_the_pooling_op_of_every_gradient_when_everything_is_swapped() -> None:
-    """Where it does not, another kernel takes the gradient, which may round in another way."""
-    bench = Bench(next(network for network in NETWORKS if network.name == "inception"))
+def _optimised(run: Callable[[], object]) -> list[Any]:
+    """The nodes that TensorFlow makes of the functions that run."""
     context.enable_run_metadata()
     try:
-        bench.run(bench.decide(lambda s: _swap(bench, s)), num_steps=1)
+        run()
         graphs = [graph for made in context.export_run_metadata().function_graphs for graph in made.partition_graphs]
     finally:
         context.disable_run_metadata()
-        bench.close()
-    gradients = [node for graph in graphs for node in graph.node if "MaxPoolGrad" in node.op]
+    return [node for graph in graphs for node in graph.node]
+
+
+def _named(name: str) -> Bench:
+    return Bench(next(network for network in NETWORKS if network.name == name))
+
+
+def test_onednn_finds_the_pooling_op_of_every_gradient_when_everything_is_swapped() -> None:
+    """Where it does not, another kernel takes the gradient, which may round in another way."""
+    bench = _named("inception")
+    nodes = _optimised(lambda: bench.run(bench.decide(lambda s: _swap(bench, s)), num_steps=1))
+    bench.close()
+    gradients = [node for node in nodes if "MaxPoolGrad" in node.op]
     assert len(gradients) == 2
     assert all(node.input[1].startswith("tensorferry/again") for node in gradients)
     if IsMklEnabled():
         assert all(node.op.startswith("_Mkl") and node.attr["workspace_enabled"].b for node in gradients)
+
+
+@pytest.mark.parametrize("name", ["squeezing", "frozen"])
+def test_tensorflow_merges_the_same_ops_when_everything_is_swapped(name: str) -> None:
+    """A merged op may round in another way than those it was made of."""
+    bench = _named(name)
+    runs = [lambda: bench.run_plain(1), lambda: bench.run(bench.decide(lambda s: _swap(bench, s)), num_steps=1)]
+    plain, swapped = (Counter(node.op for node in _optimised(run) if node.op.startswith(("_Mkl", "_Fused"))) for run in runs)
+    bench.close()
+    assert any("WithBias" in op for op in plain) or not IsMklEnabled()
+    assert swapped == plain
 
 
 def test_an_edit_that_was_undone_leaves_the_graph_as_it_was(bench: Bench) -> None:

@@ -178,8 +178,9 @@ BELOW = (
     del low  # a hole that is larger than what is left above
     before = device.resident_nbytes()
     device.make_room(MIB, (), at_once=False)
+    returned = before - device.resident_nbytes()
     intact = bool(tf.reduce_all(high == np.uint8(2)))
-    print(json.dumps({"returned": (before - device.resident_nbytes()) // MIB, "intact": intact}))
+    print(json.dumps({"returned": returned // MIB, "intact": intact}))
 """
 )
 
@@ -227,6 +228,46 @@ OVERFLOW = (
     device.make_room(MIB, (), at_once=False)
     intact = all(bool(tf.reduce_all(block == np.uint8(2 * i + 1))) for i, block in enumerate(blocks))
     print(json.dumps({"returned": (before - device.resident_nbytes()) // MIB, "intact": intact}))
+"""
+)
+
+
+UNRELATED = (
+    START
+    + """
+    import mmap
+    from tensorferry.engines.resident import ResidentMeter
+
+    meter = ResidentMeter()
+    device.reserve(60 * MIB, 0)  # one region of 128 MiB
+    device.save_memory(30 * MIB, 60 * MIB)
+    blocks = [tf.fill([6 * MIB], np.uint8(i)) for i in range(12)]
+    del blocks[::2]
+    graph = mmap.mmap(-1, 300 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what TensorFlow may take for a large graph
+    data, before = meter.data_nbytes(), device.resident_nbytes()
+    for _ in range(4):
+        device.make_room(MIB, (MIB,), at_once=True)
+    print(json.dumps({"grown": (meter.data_nbytes() - data) // MIB, "returned": (before - device.resident_nbytes()) // MIB}))
+"""
+)
+
+
+PIECES = (
+    START
+    + """
+    from tensorferry.engines.resident import ResidentMeter
+
+    meter = ResidentMeter()
+    device.reserve(60 * MIB, 0)  # one region of 128 MiB
+    device.save_memory(30 * MIB, 60 * MIB)
+    blocks = [tf.fill([3 * MIB // 4], np.uint8(i)) for i in range(150)]
+    data = meter.data_nbytes()
+    del blocks[::2]  # no hole is large enough for what is asked for first, and after a while nothing else is
+    for i in range(6):
+        device.make_room(MIB, (MIB,), at_once=True)
+        blocks.append(tf.fill([6 * MIB], np.uint8(i)))
+    intact = all(bool(tf.reduce_all(block == np.uint8(2 * i + 1))) for i, block in enumerate(blocks[:75]))
+    print(json.dumps({"grown": (meter.data_nbytes() - data) // MIB, "intact": intact}))
 """
 )
 
@@ -283,6 +324,18 @@ def test_variables_that_a_step_assigned_lie_where_they_lay_before() -> None:
 def test_pages_go_back_from_a_second_region_too() -> None:
     seen = _run(OVERFLOW)
     assert seen["returned"] >= 80  # of 120 MiB in holes, most of it beyond the first region
+    assert seen["intact"]
+
+
+def test_memory_that_others_take_is_not_taken_for_the_allocators() -> None:
+    seen = _run(UNRELATED)
+    assert seen["grown"] <= 1
+    assert seen["returned"] >= 30  # of 36 MiB in holes
+
+
+def test_an_allocator_whose_free_blocks_are_in_small_pieces_grows_for_no_more_than_what_is_needed() -> None:
+    seen = _run(PIECES)
+    assert seen["grown"] <= 300  # the next region, of 256 MiB, for blocks that the old one has no room for
     assert seen["intact"]
 
 

@@ -61,9 +61,9 @@ PROGRAM = """
 """
 
 
-def _train(budget_nbytes: int, onednn: str) -> dict:
+def _run(program: str, budget_nbytes: int, onednn: str = "1") -> dict:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(budget_nbytes)],
+        [sys.executable, "-c", textwrap.dedent(program), str(budget_nbytes)],
         env=os.environ | {"TF_ENABLE_ONEDNN_OPTS": onednn},
         capture_output=True,
         text=True,
@@ -77,10 +77,77 @@ def _train(budget_nbytes: int, onednn: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(("onednn", "share"), [("1", 0.8), ("0", 0.75)], ids=["oneDNN's allocator", "malloc"])
 def test_the_measured_peak_stays_within_a_tight_budget_with_the_same_bits(onednn: str, share: float) -> None:
-    plain = _train(0, onednn)
-    tight = _train(int(share * plain["peak"]), onednn)
+    plain = _run(PROGRAM, 0, onednn)
+    tight = _run(PROGRAM, int(share * plain["peak"]), onednn)
     # freed blocks stay with malloc in a plain run: returning them may be all that it takes
     assert tight["moved"] > 0 or onednn == "0"
     assert tight["peak"] <= share * plain["peak"]
     assert tight["loss"] == plain["loss"]
     assert tight["weights"] == plain["weights"]
+
+
+ADVERSARIES = """
+    import json, os, sys, warnings
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras import layers
+    import tensorferry as ferry
+    from tensorferry.engines.resident import ResidentMeter
+
+    class Adversaries(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.judge = keras.Sequential([
+                keras.Input((64, 64, 3)), layers.Conv2D(32, 4, 2, padding="same"), layers.LeakyReLU(),
+                layers.Conv2D(64, 4, 2, padding="same"), layers.LeakyReLU(), layers.Flatten(), layers.Dense(1),
+            ])
+            self.maker = keras.Sequential([
+                keras.Input((64,)), layers.Dense(16 * 16 * 64), layers.Reshape((16, 16, 64)),
+                layers.Conv2DTranspose(64, 4, 2, padding="same"), layers.BatchNormalization(), layers.LeakyReLU(),
+                layers.Conv2DTranspose(32, 4, 2, padding="same"), layers.LeakyReLU(),
+                layers.Conv2D(3, 5, padding="same", activation="tanh"),
+            ])
+            self.makers_optimizer = keras.optimizers.Adam(1e-4)
+            self.makers_optimizer.build(self.maker.trainable_variables)
+
+        def train_step(self, images):
+            noise = tf.random.stateless_normal((32, 64), (1, 2))
+            with tf.GradientTape() as tape:
+                doubts = self.judge(self.maker(noise, training=True), training=True)
+                loss = tf.reduce_mean(tf.nn.softplus(-self.judge(images, training=True)) + tf.nn.softplus(doubts))
+            weights = self.judge.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            with tf.GradientTape() as tape:
+                fooled = tf.reduce_mean(tf.nn.softplus(-self.judge(self.maker(noise, training=True), training=True)))
+            weights = self.maker.trainable_variables
+            self.makers_optimizer.apply_gradients(zip(tape.gradient(fooled, weights), weights))
+            return {"loss": loss, "fooled": fooled}
+
+    warnings.simplefilter("ignore")
+    data = tf.data.Dataset.from_tensors(np.random.default_rng(0).random((32, 64, 64, 3), "float32"))
+
+    meter = ResidentMeter()
+    meter.reset_peak()
+    before, named = meter.now_nbytes(), 0
+    keras.utils.set_random_seed(0)
+    model = Adversaries()
+    model.compile(keras.optimizers.Adam(1e-4), jit_compile=False)
+    model.optimizer.build(model.judge.trainable_variables)
+    try:
+        model.fit(data.repeat(4), verbose=0, callbacks=[ferry.LargeModel(budget=int(sys.argv[1]))])
+    except ferry.BudgetTooSmall as error:
+        named = error.smallest_nbytes
+    print(json.dumps({"named": named, "peak": meter.peak_nbytes() - before}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_with_two_optimizers_runs_in_the_budget_that_was_named() -> None:
+    budget_nbytes = _run(ADVERSARIES, 2**20)["named"]
+    seen = _run(ADVERSARIES, budget_nbytes)
+    assert seen["named"] == 0
+    assert seen["peak"] <= budget_nbytes

@@ -145,6 +145,7 @@ class Course:
 
     def give_back_states(self) -> None:
         """A step has failed: variables whose bytes were away get them back."""
+        self._crossings.settle()
         newest_first = sorted(self.recording.states.items(), key=lambda item: not item[1].is_updated)
         for s, state in newest_first:
             variable = state.variable

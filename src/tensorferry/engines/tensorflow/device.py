@@ -54,7 +54,7 @@ class Device:
         self.name = name
         self._meter = ResidentMeter()
         self._heap = Heap()
-        self._pages = FreePages(name)
+        self._pages = FreePages(name, self._meter)
         self.has_statistics = _has_statistics(name)
         self._allocator_cap = read_allocator_cap() if self.has_statistics else None
         self._process_cap = ProcessCap(self._meter)
@@ -110,7 +110,9 @@ class Device:
 
     def probe(self) -> Peaks:
         """Since `begin_probe`."""
-        return Peaks(self._info()["peak"] - self._allocated_before, self._meter.peak_nbytes() - self._resident_before)
+        allocated_nbytes = self._info()["peak"]
+        self._pages.note_peak(allocated_nbytes)
+        return Peaks(allocated_nbytes - self._allocated_before, self._meter.peak_nbytes() - self._resident_before)
 
     def highest_resident_nbytes(self) -> int:
         """The most that was resident since the device was opened."""
@@ -208,13 +210,13 @@ class Device:
 
         It is less where they lie on pages already, which stay, but `least_nbytes` in any case.
         """
-        if not self._may_grow:
+        if not self._may_grow or not self._pages.is_known:
             return
         self.peaks()
         places = self._pages.foresee(blocks)
         wanted_nbytes = max(over_nbytes - sum(place.resident_nbytes for place in places), least_nbytes)
         if wanted_nbytes > 0:
-            left_nbytes = self._pages.give_back(wanted_nbytes + self._worth_nbytes, places, self._meter.data_nbytes())
+            left_nbytes = self._pages.give_back(wanted_nbytes + self._worth_nbytes, places)
             self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - left_nbytes
         tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
 

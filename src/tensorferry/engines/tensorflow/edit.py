@@ -95,10 +95,10 @@ def _as_types(dtypes: Iterable[tf.DType]) -> AttrValue:
 def same_rewrites() -> Iterator[None]:
     """While inside, TensorFlow optimises the functions it runs as it does under a plan.
 
-    Three of its rewrites round otherwise when a graph has other edges or other sizes are known: the memory optimizer takes AddN
-    apart at the peak, the arithmetic optimizer joins additions, and constant folding multiplies by the reciprocal of a size that
-    is known instead of dividing by it. Under a plan all are off. Results that are to be compared bit for bit must come from the
-    same rewrites, so run the plain training in here too.
+    Four of its rewrites round otherwise when a graph has other edges or other sizes are known: the memory optimizer takes AddN
+    apart at the peak, the arithmetic optimizer joins additions, constant folding multiplies by the reciprocal of a size that
+    is known instead of dividing by it, and the remapper fuses ops between which there is no control edge. Under a plan all are
+    off. Results that are to be compared bit for bit must come from the same rewrites, so run the plain training in here too.
     """
     ctx = context.context()
     before = ctx.function_call_options
@@ -107,6 +107,7 @@ def same_rewrites() -> Iterator[None]:
     rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
     rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
     rewrites.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
+    rewrites.remapping = rewriter_config_pb2.RewriterConfig.OFF
     ctx.function_call_options = context.FunctionCallOptions(before.executor_type, config)
     try:
         yield

@@ -1,13 +1,14 @@
 """A traced graph as a plan sees it: units of work in the order they are to run, and the storages behind the tensors.
 
-A unit is what must stay together. Grappler and oneDNN fuse a convolution with its bias, and the gradients of both; a control
-edge between them would forbid that and change the rounding, so they are one unit, and edges end at its border.
+A unit is what must stay together. oneDNN merges a convolution with its padding or its bias, and the gradients of its filter and
+of its bias; a control edge between them would forbid that and change the rounding, so they are one unit, and edges end at its
+border. What Grappler would fuse stays apart in any case: see `same_rewrites`.
 
 Gradients are applied as soon as they are known. By itself TensorFlow may let all of them wait until the end of the step.
 """
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,6 @@ _NOT_WORK = kinds("Placeholder Const VarHandleOp NoOp Assert _Arg _Retval")
 NESTED = kinds(
     "PartitionedCall StatefulPartitionedCall While StatelessWhile If StatelessIf Case StatelessCase SymbolicGradient MapDefun"
 )
-_CONTRACTIONS = kinds("Conv2D Conv3D DepthwiseConv2dNative MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3")
-_BIASES = kinds("BiasAdd Add AddV2")
-_ACTIVATIONS = kinds("Relu Relu6 Elu LeakyRelu Tanh Sigmoid Add AddV2")
-_FILTER_GRADIENTS = kinds("Conv2DBackpropFilter Conv3DBackpropFilterV2")
 SCOPE = "tensorferry"  # of what is added to a graph
 _BEGIN, _END = f"{SCOPE}_step_begins", f"{SCOPE}_step_ends"
 _UNSIZED = (tf.resource, tf.variant, tf.string)
@@ -80,7 +77,7 @@ def is_on_host(handle: tf.Tensor) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Unit:
-    """Ops that run together, in their order."""
+    """Ops that run together; the first gives the unit its name."""
 
     ops: list[Any]
     phase: Phase
@@ -89,7 +86,7 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """The op that gives the unit its name: the one that does the work."""
+        """The op that does the work."""
         op = self.ops[0]
         return f"{op.name}:{op.type}"
 
@@ -130,7 +127,7 @@ def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
     roots = _find_roots(ops)
     heavy = [op for op in ops if _is_heavy(op, tracked_nbytes)]
     phases = _find_phases(ops)
-    units, unit_of = _make_units(heavy, phases)
+    units, unit_of = _make_units(heavy, phases, set(ops))
     _order(ops, units, unit_of)
     units.sort(key=lambda unit: unit.position)
     if framed:
@@ -200,18 +197,14 @@ def _find_phases(ops: Sequence[Any]) -> dict[Any, Phase]:
     return {op: Phase.FORWARD if i < first else Phase.BACKWARD if i <= last else Phase.OPTIMIZER for i, op in enumerate(ops)}
 
 
-def _make_units(heavy: Sequence[Any], phases: dict[Any, Phase]) -> tuple[list[Unit], dict[Any, Unit]]:
+def _make_units(heavy: Sequence[Any], phases: dict[Any, Phase], alive: Collection[Any]) -> tuple[list[Unit], dict[Any, Unit]]:
     position = {op: i for i, op in enumerate(heavy)}
     unit_of: dict[Any, Unit] = {}
     # those that take others in come first
-    for op in sorted(heavy, key=lambda op: op.type not in _CONTRACTIONS and op.type not in _FILTER_GRADIENTS):
+    for op in sorted(heavy, key=lambda op: not op.type.startswith("Conv2D")):
         if op in unit_of:
             continue
-        members = [op]
-        if op.type in _CONTRACTIONS:
-            members += _fused_after(op)
-        if op.type in _FILTER_GRADIENTS:
-            members += _bias_gradients(op, position, unit_of)
+        members = [op, *(other for other in _merged_with(op, alive) if other not in unit_of)]
         unit = Unit(members, phases[op], fused=len(members) > 1)
         # a unit runs where its last member would have: by then everything it reads is there
         unit.position = max(position.get(member, 0) for member in members)
@@ -220,26 +213,23 @@ def _make_units(heavy: Sequence[Any], phases: dict[Any, Phase]) -> tuple[list[Un
     return list(dict.fromkeys(unit_of[op] for op in heavy)), unit_of
 
 
-def _fused_after(op: Any) -> Iterable[Any]:
-    """The bias and activation that may be fused with a contraction: each the only reader of the one before."""
-    for kinds in (_BIASES, _ACTIVATIONS):
-        readers = [c for c in op.outputs[0].consumers() if c.type not in SHAPE_READERS]
-        if len(readers) != 1 or readers[0].type not in kinds:
-            return
-        op = readers[0]
-        yield op
+def _merged_with(op: Any, alive: Collection[Any]) -> list[Any]:
+    """What oneDNN may merge a convolution, or the gradient of its filter, with: small as it may be, it is no unit of its own."""
+    if op.type == "Conv2D":
+        source, readers = op.inputs[0].op, _readers(op.outputs[0], alive)
+        padding = [source] if source.type == "Pad" and _readers(source.outputs[0], alive) == [op] else []
+        return padding + (readers if [reader.type for reader in readers] == ["BiasAdd"] else [])
+    if op.type == "Conv2DBackpropFilter":
+        # of several that read the same gradient, any two may be merged
+        readers = [reader for reader in _readers(op.inputs[2], alive) if reader is not op]
+        biases = [reader for reader in readers if reader.type == "BiasAddGrad"]
+        return biases and biases + [reader for reader in readers if reader.type == op.type]
+    return []
 
 
-def _bias_gradients(op: Any, heavy: dict[Any, int], taken: dict[Any, Unit]) -> list[Any]:
-    """The bias gradient that is fused with a filter gradient: it reads the same tensor, and nothing before needs it."""
-    return [
-        reader
-        for reader in op.inputs[2].consumers()
-        if reader.type == "BiasAddGrad"
-        and reader in heavy
-        and reader not in taken
-        and all(heavy.get(c, len(heavy)) > heavy[op] for t in reader.outputs for c in t.consumers())
-    ][:1]
+def _readers(tensor: tf.Tensor, alive: Collection[Any]) -> list[Any]:
+    """What reads more of a tensor than its shape; the gradients of weights that are frozen are traced, and never run."""
+    return [op for op in tensor.consumers() if op in alive and op.type not in SHAPE_READERS]
 
 
 def _order(ops: Sequence[Any], units: Sequence[Unit], unit_of: dict[Any, Unit]) -> None:

@@ -176,10 +176,12 @@ class LargeFunction:
             trace = course.with_overhead(held_nbytes + self._outside_nbytes)
             floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            if course.plan is None:
-                raise self._too_small(trace, floor if course.recorded else self._warm_floor(trace))
-            course.wants_plan = False  # what was learnt since is no reason to end a training that runs
-            return
+            if course.plan is not None:
+                course.wants_plan = False  # what was learnt since is no reason to end a training that runs
+                return
+            if not course.recorded:
+                raise self._too_small(trace, self._warm_floor(trace))
+            self._check_recorded(trace, floor)
         if trace.plain_peak_nbytes > self._limit_nbytes:
             self._device.save_memory(self._limit_nbytes, self.budget_nbytes)
         if not course.recorded:
@@ -187,7 +189,7 @@ class LargeFunction:
             return
         machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
         course.make_plan(
-            self._limit_nbytes,
+            max(self._limit_nbytes, floor.nbytes),
             machine,
             outside_nbytes=self._outside_nbytes,
             recompute=self._settings.recompute,
@@ -195,6 +197,15 @@ class LargeFunction:
         )
         assert course.plan is not None
         self._tier.check_room(course.plan.nbytes(Action.SWAP))
+
+    def _check_recorded(self, trace: Trace, floor: Floor) -> None:
+        """Refuse to go on after a first step that was above the budget, or that a hard cap may not let run again.
+
+        One that stayed within it swapped everything, as a plan at the floor does, so the next ones stay within it too.
+        """
+        highest_nbytes = self._device.highest_resident_nbytes()
+        if highest_nbytes > self.budget_nbytes or self._device.room() is not None:
+            raise self._too_small(trace, replace(floor, nbytes=max(floor.nbytes, highest_nbytes)))
 
     def _prepare_record(self, course: Course, floor: Floor, held_nbytes: int) -> None:
         trace = course.trace
@@ -210,6 +221,8 @@ class LargeFunction:
 
     def _end_step(self, course: Course) -> None:
         diary = self._crossings.end_step()
+        if self._crossings.error is not None:
+            raise self._crossings.error
         self._num_steps += 1
         self._device.tidy(course.assigned)
         if not course.recorded:

@@ -13,7 +13,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tensorferry.engines.tensorflow.device import Device, Peaks
-from tensorferry.errors import CopyStuck
+from tensorferry.errors import CopyStuck, TierLost
 from tensorferry.plan import Lane
 from tensorferry.tiers import Slot, Tier
 
@@ -91,6 +91,7 @@ class Crossings:
         self._recording = False
         self._is_new = False
         self._last_gate: int | None = None
+        self._settled_at: float | None = None  # until when copies under way are waited for, when a step is over
         self._states: frozenset[int] = frozenset()
         self._stranded: dict[int, NDArray[Any]] = {}  # by storage: a variable's bytes that could not be written
         self._slots: dict[int, Future[Slot]] = {}
@@ -115,38 +116,51 @@ class Crossings:
         """
         self._stops, self._rooms, self._limit_nbytes, self._recording = stops, rooms, limit_nbytes, recording
         self._states, self._is_new = states, is_new
-        self._last_gate, self.error = None, None
+        self._last_gate, self._settled_at, self.error = None, None, None
         self.diary = Diary()
 
     def end_step(self) -> Diary:
-        """Wait for what is still under way and forget what was left behind, as after an error."""
+        """Wait for what is still under way and forget what was left behind, as after an error.
+
+        A copy that does not end in time is an `error` of the step. What it uses of the tier is given back when it has ended.
+        """
         self.diary.ended_at = time.perf_counter()
-        futures: list[Future[Any]] = [*self._arrivals.values(), *self._slots.values()]
-        for future in futures:
-            future.exception(self._watchdog_seconds)
-        for slot in (f.result() for f in self._slots.values() if f.exception() is None):
-            self._tier.release(slot)
-        self._slots.clear()
+        self.settle()
+        for storage in list(self._slots):
+            written = self._slots.pop(storage, None)  # a copy in that begins only now may have taken it already
+            if written is not None:
+                self._arrivals.get(storage, written).add_done_callback(partial(self._give_back, written))
         self._stranded.clear()
         self._arrivals.clear()
         self._note_probe()
         return self.diary
 
+    def settle(self) -> None:
+        """Wait for all copies under way, so long as one may take and no longer, however often this is called in a step."""
+        if self._settled_at is None:
+            self._settled_at = time.monotonic() + self._watchdog_seconds
+        futures: list[Future[Any]] = [*self._arrivals.values(), *self._slots.values()]
+        under_way = wait(futures, max(0.0, self._settled_at - time.monotonic())).not_done
+        if under_way:
+            self.error = self.error or self._stuck("to or from")
+
     def recover(self, storage: int, block: NDArray[Any]) -> bool:
-        """After an error, fill a block with what left of a variable's storage; False where none did."""
-        if storage not in self._slots:
+        """After an error and `settle`, fill a block with what left of a variable's storage; False where none did."""
+        written = self._slots.get(storage)
+        if written is None:
             return False
-        error = self._slots[storage].exception(self._watchdog_seconds)
-        if error is None:
-            self._tier.read_into(self._slots[storage].result(), _bytes_of(block))
+        if not written.done():
+            raise TierLost(f"{self._stuck('to')}.")
+        if written.exception() is None:
+            self._tier.read_into(written.result(), _bytes_of(block))
         elif storage in self._stranded:
             block[...] = self._stranded[storage]
-        return error is None or storage in self._stranded
+        return written.exception() is None or storage in self._stranded
 
     def close(self) -> None:
-        """End the lanes."""
-        self._out.shutdown(wait=True, cancel_futures=True)
-        self._in.shutdown(wait=True, cancel_futures=True)
+        """End the lanes; one that is stuck in a copy is left to itself."""
+        for lane in (self._out, self._in):
+            lane.shutdown(wait=not isinstance(self.error, CopyStuck), cancel_futures=True)
 
     # what nodes call
 
@@ -159,7 +173,7 @@ class Crossings:
         self._slots[storage] = self._out.submit(self._copy_out, storage, held)
         if self._recording:
             # what ops allocate can be told from what copies free only while none is under way
-            self._slots[storage].exception(self._watchdog_seconds)
+            return self._guard(partial(self._await_written, self._slots[storage]))
         return _OK
 
     def leave_empty(self, storage: int, variable: Any, block: NDArray[Any]) -> np.int32:
@@ -238,17 +252,24 @@ class Crossings:
         with self._changed:
             while self._num_leaving and self.device.allocated_nbytes() + demand_nbytes > self._limit_nbytes:
                 if not self._changed.wait(self._watchdog_seconds):
-                    raise CopyStuck(
-                        f"a copy to the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s"
-                    )
+                    raise self._stuck("to")
 
     def _await(self, arrival: "Future[None]") -> None:
         try:
             arrival.result(self._watchdog_seconds)
         except TimeoutError as error:
-            raise CopyStuck(
-                f"a copy from the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s"
-            ) from error
+            raise self._stuck("from") from error
+
+    def _await_written(self, written: "Future[Slot]") -> None:
+        if wait([written], self._watchdog_seconds).not_done:
+            raise self._stuck("to")
+
+    def _stuck(self, direction: str) -> CopyStuck:
+        return CopyStuck(f"a copy {direction} the tier ({self._tier.describe}) has not ended after {self._watchdog_seconds:g} s")
+
+    def _give_back(self, written: "Future[Slot]", _: "Future[Any]") -> None:
+        if not written.cancelled() and written.exception() is None:
+            self._tier.release(written.result())
 
     def _copy_out(self, storage: int, held: list[NDArray[Any]]) -> Slot:
         copy = Copy(Lane.OUT, storage, held[0].nbytes, time.perf_counter())
