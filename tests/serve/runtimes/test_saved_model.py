@@ -151,6 +151,8 @@ def test_a_link_out_of_the_folder_needs_trust(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_graph_of_tensorflow_1_is_served_and_may_not_save_while_it_runs(tmp_path: Path) -> None:
+    from tensorflow.core.protobuf import saved_model_pb2
+
     v1 = tf.compat.v1
 
     def write(path: Path, is_hostile: bool) -> Path:
@@ -168,4 +170,9 @@ def test_a_graph_of_tensorflow_1_is_served_and_may_not_save_while_it_runs(tmp_pa
 
     np.testing.assert_array_equal(run(write(tmp_path / "plain", False), trust=False), X @ [[2.0], [1.0]])
     refuse(write(tmp_path / "hostile", True), "the op SaveV2 where the model is loaded or run")
+    path = write(tmp_path / "loading", False)
+    model = saved_model_pb2.SavedModel.FromString((path / "saved_model.pb").read_bytes())
+    model.meta_graphs[0].saver_def.restore_op_name = "SaveV2"
+    (path / "saved_model.pb").write_bytes(model.SerializeToString())
+    refuse(path, "the op SaveV2 where the model is loaded or run")
     assert not list(tmp_path.glob("mark*"))

@@ -101,7 +101,7 @@ def _check_kind(path: Path) -> None:
     except OSError as error:
         raise BadModel(f"OpenVINO cannot load {path.name}: {error.strerror}") from None
     if not is_xml:
-        raise BadModel(f"{path.name} is no OpenVINO file: it is not XML; add --trust to load it all the same")
+        raise BadModel(f"OpenVINO cannot load {path.name}: it is not XML; a file of another framework needs --trust")
 
 
 def _read_properties(options: LoadOptions) -> dict[str, str]:

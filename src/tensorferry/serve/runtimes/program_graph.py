@@ -85,7 +85,7 @@ def _vet(value: Any, field: str, is_argument: bool) -> Any:
             raise Untrusted("an object of a class of its own")
         for key in value:
             _ = _vet_expression(key) if field == "range_constraints" else check_word(key)
-        return {key: _vet_field(value, key, item, is_argument) for key, item in value.items()}
+        return {key: _vet_field(field, key, item, is_argument) for key, item in value.items()}
     if isinstance(value, list):
         return [_vet(item, field, is_argument) for item in value]
     if isinstance(value, str) and not (is_argument and field in ("as_string", "as_strings")):
@@ -93,12 +93,12 @@ def _vet(value: Any, field: str, is_argument: bool) -> Any:
     return value
 
 
-def _vet_field(owner: dict[str, Any], field: str, value: Any, is_argument: bool) -> Any:
-    is_node = "target" in owner
-    if is_node and field == "metadata":
+def _vet_field(owner: str, field: str, value: Any, is_argument: bool) -> Any:
+    """A field of what stands in the field `owner`."""
+    if (owner, field) == ("nodes", "metadata"):
         return {}
     # the graph of a branch or a loop is an argument as well, and has inputs of its own
-    return _vet(value, field, field != "graph" and (is_argument or (is_node and field == "inputs")))
+    return _vet(value, field, field != "graph" and (is_argument or (owner, field) == ("nodes", "inputs")))
 
 
 def _vet_target(text: str) -> str:

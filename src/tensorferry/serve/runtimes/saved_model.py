@@ -86,7 +86,9 @@ def _check_graph(graph: Any) -> None:
     nodes: list[Any] = []
     if not runs:  # a graph of TensorFlow 1, whose nodes run themselves
         nodes = list(_list_needed(graph.graph_def.node, _find_targets(graph)))
-        runs = [name for node in nodes for name in _list_called(node)]
+        restoring = list(_list_needed(graph.graph_def.node, [graph.saver_def.restore_op_name]))
+        runs = [name for node in (*nodes, *restoring) for name in _list_called(node)]
+        nodes += [node for node in restoring if node.op != "RestoreV2"]
     _check_checkpoints(nodes)
     for name in _list_reached(runs, bodies):
         _check_checkpoints(bodies[name].node_def)
