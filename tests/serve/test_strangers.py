@@ -91,6 +91,7 @@ def test_requests_sent_ahead_wait_until_the_answers_before_them_are_read(root: P
             with contextlib.suppress(TimeoutError):
                 line.sendall(b"GET / HTTP/1.1\r\nhost: f\r\n\r\n" * 40_000)
             assert server.http is not None
+            wait_until(lambda: bool(server.http.connections))
             (connection,) = server.http.connections
             return wait_until_still(connection.transport.get_write_buffer_size)
 
@@ -174,7 +175,7 @@ def test_what_all_clients_hold_together_is_bounded_over_both_protocols(root: Pat
 
 def test_what_bodies_unpack_to_counts_too(root: Path) -> None:
     packed = gzip.compress(bytes(16 * MIB))
-    text = gzip.compress(b'{"inputs": [' + b"[]," * (2 * MIB) + b"[]]}")  # 6 MiB of it, and twenty times that when it is read
+    text = gzip.compress(b'{"inputs": [' + b"[]," * (MIB // 4) + b"[]]}")  # less than 1 MiB, and many times that when it is read
 
     def client(server: Server) -> None:
         for body in (packed, text):
@@ -230,7 +231,7 @@ def write_texts(num_elements: int) -> bytes:
 @pytest.mark.parametrize("model", ["numbers", "texts", "nothing"])
 def test_few_bytes_that_unpack_to_many_keep_nobody_waiting(root: Path, model: str) -> None:
     number = b'"x"' if model == "texts" else b"1"
-    size = 4 * MIB
+    size = MIB // 2 if model == "texts" else MIB
     datatype = b"BYTES" if model == "texts" else b"FP32"
     text = b'{"inputs": [{"name": "x", "datatype": "%s", "shape": [1, %d], "data": [%s]}]}'
     packed = gzip.compress(text % (datatype, size, b",".join([number] * size)))
@@ -254,6 +255,41 @@ def test_few_bytes_that_unpack_to_many_keep_nobody_waiting(root: Path, model: st
     assert answer.startswith(b"HTTP/1.1 404 " if model == "nothing" else b"HTTP/1.1 200 ")
     assert status == (Status.NOT_FOUND if model == "nothing" else 0)
     assert longest < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("model", "datatype", "element", "size"),
+    [("numbers", "FP32", b"1", 3 * MIB), ("numbers", "FP32", b"[1]", MIB), ("texts", "BYTES", b'""', 2 * MIB)],
+)
+def test_json_of_very_many_values_is_not_parsed(root: Path, model: str, datatype: str, element: bytes, size: int) -> None:
+    """The parser keeps the interpreter for itself, in a thread too."""
+    text = b'{"inputs": [{"name": "x", "datatype": "%s", "shape": [1, %d], "data": [%s]}]}'
+    packed = gzip.compress(text % (datatype.encode(), size, b",".join([element] * size)))
+
+    def client(server: Server) -> bytes:
+        return post(server.http_port, f"/v2/models/{model}/infer", packed, content_encoding="gzip")
+
+    answer, _ = serve(root, client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"binary" in answer
+
+
+def test_messages_of_very_many_values_are_not_parsed(root: Path) -> None:
+    def client(server: Server) -> None:
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            for model in ("numbers", "texts"):
+                message = pb.ModelInferRequest(model_name=model)
+                if model == "texts":
+                    message.inputs.add(name="x", datatype="BYTES", shape=[1, 2 * MIB])
+                    message.raw_input_contents.append(write_texts(2 * MIB))
+                else:
+                    tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, 3 * MIB])
+                    tensor.contents.fp32_contents.extend([1.0] * (3 * MIB))
+                stream = wire.begin(wire.head("ModelInfer", ("grpc-encoding", "gzip")))
+                wire.data(stream, pack(gzip.compress(message.SerializeToString()), 1))
+                assert wire.answer(stream).status == Status.RESOURCE_EXHAUSTED
+
+    serve(root, client)
 
 
 @pytest.mark.parametrize("compressible", [True, False])

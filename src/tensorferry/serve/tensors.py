@@ -11,9 +11,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.faults import InvalidRequest, TooLarge
+from tensorferry.serve.limits import MAX_TEXTS, PIECE_VALUES
 
 Array = NDArray[Any]
 
@@ -104,7 +106,7 @@ def decode_json(datatype: str, shape: tuple[int, ...], data: object, name: str) 
     return values.reshape(shape)
 
 
-def encode_json(array: Array, name: str) -> Array | list[str]:
+def encode_json(array: Array, name: str) -> Array | list[str] | orjson.Fragment:
     """The elements of `array`, row-major, as something that orjson writes as a list."""
     if array.dtype.hasobject:
         try:
@@ -112,11 +114,20 @@ def encode_json(array: Array, name: str) -> Array | list[str]:
         except UnicodeDecodeError:
             raise InvalidRequest(f"output '{name}' holds bytes that are not UTF-8 text; ask for it as binary data") from None
     if array.dtype.kind != "f" and array.dtype != DTYPES["BF16"]:
-        return np.ascontiguousarray(array).reshape(-1)
+        return _write_pieces(np.ascontiguousarray(array).reshape(-1))
     if not np.isfinite(array).all():
         raise InvalidRequest(f"output '{name}' holds NaN or infinity, which JSON cannot carry; ask for it as binary data")
     flat = np.ascontiguousarray(array).reshape(-1)
-    return flat.astype(np.float32) if array.dtype.itemsize == 2 else flat
+    return _write_pieces(flat.astype(np.float32) if array.dtype.itemsize == 2 else flat)
+
+
+def _write_pieces(flat: Array) -> Array | orjson.Fragment:
+    """Many numbers piece by piece, so that others have their turn in between."""
+    if flat.size <= PIECE_VALUES:
+        return flat
+    pieces = (flat[begin : begin + PIECE_VALUES] for begin in range(0, flat.size, PIECE_VALUES))
+    written = [orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1] for piece in pieces]
+    return orjson.Fragment(b"[%s]" % b",".join(written))
 
 
 def decode_typed(datatype: str, shape: tuple[int, ...], values: Sequence[Any], name: str) -> Array:
@@ -124,18 +135,23 @@ def decode_typed(datatype: str, shape: tuple[int, ...], values: Sequence[Any], n
     if len(values) != math.prod(shape):
         raise InvalidRequest(f"tensor '{name}' of shape {list(shape)} takes {math.prod(shape)} elements, received {len(values)}")
     if datatype == "BYTES":
+        _check_count(len(values), name)
         array = np.empty(len(values), np.object_)
         array[:] = values
         return array.reshape(shape)
+    found = np.empty(len(values), DTYPES[datatype])
     try:
-        return np.array(values, DTYPES[datatype]).reshape(shape)
+        for begin in range(0, len(values), PIECE_VALUES):
+            found[begin : begin + PIECE_VALUES] = np.array(values[begin : begin + PIECE_VALUES], DTYPES[datatype])
     except OverflowError:
         raise InvalidRequest(f"tensor '{name}' holds a value beyond {datatype}") from None
+    return found.reshape(shape)
 
 
 def _decode_strings(num_elements: int, data: memoryview, name: str) -> Array:
     if num_elements * _LENGTH.size > len(data):
         raise InvalidRequest(f"tensor '{name}' names {num_elements} BYTES elements, but only {len(data)} bytes came")
+    _check_count(num_elements, name)
     whole, read_length, found = bytes(data), _LENGTH.unpack_from, []
     end = len(whole)
     at = 0
@@ -155,11 +171,17 @@ def _decode_strings(num_elements: int, data: memoryview, name: str) -> Array:
     return array
 
 
+def _check_count(num_texts: int, name: str) -> None:
+    if num_texts > MAX_TEXTS:
+        raise TooLarge(f"tensor '{name}' has {num_texts} elements of BYTES, the most this server takes is {MAX_TEXTS}")
+
+
 def _strings_of_json(data: list[Any], name: str) -> Array:
     flat = _flatten(data, name)
     others = sorted(kind.__name__ for kind in set(map(type, flat)) - {str})
     if others:
         raise InvalidRequest(f"tensor '{name}' of BYTES takes text in JSON, received {others[0]}")
+    _check_count(len(flat), name)
     array = np.empty(len(flat), np.object_)
     array[:] = list(map(str.encode, flat))
     return array
@@ -168,13 +190,19 @@ def _strings_of_json(data: list[Any], name: str) -> Array:
 def _numbers_of_json(datatype: str, data: list[Any], name: str) -> Array:
     dtype = DTYPES[datatype]
     flat = _flatten(data, name)
+    found = np.empty(len(flat), dtype)
+    for begin in range(0, len(flat), PIECE_VALUES):
+        found[begin : begin + PIECE_VALUES] = _convert_numbers(datatype, flat[begin : begin + PIECE_VALUES], name)
+    return found
+
+
+def _convert_numbers(datatype: str, piece: list[Any], name: str) -> Array:
+    dtype = DTYPES[datatype]
     # before an array is made of them: one long text would give every element its width
     allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in _FLOATS else {int}
-    if not allowed.issuperset(map(type, flat)):
+    if not allowed.issuperset(map(type, piece)):
         raise InvalidRequest(f"tensor '{name}' has data that is not {datatype}")
-    if not flat:
-        return np.empty(0, dtype)
-    values = np.array(flat)
+    values = np.array(piece)
     if values.dtype.kind not in ("b" if datatype == "BOOL" else "iuf" if datatype in _FLOATS else "iu"):
         raise InvalidRequest(f"tensor '{name}' has data that is not {datatype}")
     if dtype.kind in "iu":

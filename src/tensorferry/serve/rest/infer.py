@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES
+from tensorferry.serve.faults import InvalidRequest, TooLarge
+from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_JSON_VALUES
 from tensorferry.serve.memory import Charge
 from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
@@ -29,6 +29,7 @@ from tensorferry.serve.tensors import (
 _MAX_INT64 = 2**63 - 1
 _MAX_NUM_DIGITS = 18  # of a length
 _MAX_KNOWN_NBYTES = 1024  # longer JSON is not remembered
+_COUNT_NBYTES = 2**20  # of JSON, in which values are counted at a time
 _NOTHING: dict[str, Any] = {}
 _NO_BYTES = memoryview(b"")
 
@@ -100,7 +101,7 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 def read_load(body: bytes, charge: Charge) -> tuple[str, dict[str, bytes]]:
     """The configuration and the files that come with a request to load a model; for a thread."""
-    charge.add(_parsed_nbytes(body))  # its files among them, which are shorter than their base64
+    charge.add(_check_json(body))  # its files among them, which are shorter than their base64
     parameters = read_json(body).get("parameters") or {}
     if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
         raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
@@ -137,7 +138,7 @@ def read_request(
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
     nbytes = 0
     if charge is not None and len(head) > INLINE_NBYTES:
-        nbytes = _parsed_nbytes(head)
+        nbytes = _check_json(head)
         charge.add(nbytes)
     layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
@@ -148,10 +149,18 @@ def read_request(
     return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency, charge), layout.forms
 
 
-def _parsed_nbytes(text: bytes) -> int:
-    """The memory that JSON takes at most as objects of Python, and as arrays beside them."""
-    lists, objects, texts = text.count(b"["), text.count(b"{"), text.count(b'"') // 2
-    return len(text) + 48 * text.count(b",") + 96 * lists + 320 * objects + 64 * texts
+def _check_json(text: bytes) -> int:
+    """The memory that JSON takes at most as objects of Python and as arrays beside them; raises TooLarge for too many values."""
+    num_values = num_nbytes = 0
+    for begin in range(0, len(text), _COUNT_NBYTES):
+        part = begin, begin + _COUNT_NBYTES
+        numbers, texts = text.count(b",", *part), text.count(b'"', *part) // 2
+        lists, objects = text.count(b"[", *part), text.count(b"{", *part)
+        num_values += numbers + texts + 3 * lists + 8 * objects
+        num_nbytes += 48 * numbers + 64 * texts + 96 * lists + 320 * objects
+        if num_values > MAX_JSON_VALUES:
+            raise TooLarge(f"the JSON holds more than {MAX_JSON_VALUES} values; send tensors as binary data behind it")
+    return len(text) + num_nbytes
 
 
 def read_raw_request(

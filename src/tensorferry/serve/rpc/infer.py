@@ -1,12 +1,13 @@
 """An inference as gRPC carries it: ModelInferRequest and ModelInferResponse."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_FIELDS
+from tensorferry.serve.faults import InvalidRequest, TooLarge
+from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_FIELDS, MAX_TYPED_NBYTES
 from tensorferry.serve.memory import Charge
 from tensorferry.serve.requests import InferRequest, InferResponse, RegionSlice, Urgency, WantedOutput
 from tensorferry.serve.shared_memory import Regions
@@ -56,34 +57,58 @@ class Outline:
 
 
 def outline(data: bytes) -> Outline:
-    """The outline of a ModelInferRequest's bytes; of more fields than any request has, nothing is read.
-
-    Parsing makes an object of every field, and a field can be as short as two bytes.
-    """
+    """The outline of a ModelInferRequest's bytes; raises TooLarge for one that takes too long to parse."""
     found = Outline(nbytes=len(data))
-    at = 0
-    for _ in range(MAX_FIELDS):
-        if at >= len(data):
-            return found
+    for number, begin, end in _iterate(data):
+        if number == _RAW:
+            found.raw_nbytes += end - begin
+        elif number == _INPUT:
+            found.has_texts |= data.find(b"BYTES", begin, end) >= 0
+        elif number == _NAME:
+            found.model_name = data[begin:end].decode(errors="replace")
+        elif number == _VERSION:
+            found.model_version = data[begin:end].decode(errors="replace")
+    return _check_typed(found)
+
+
+def count_fields(data: bytes) -> int:
+    """How many fields a message has; raises InvalidRequest for more than any has that means no harm."""
+    return sum(1 for _ in _iterate(data))
+
+
+def _iterate(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """The number, begin and end of a message's fields.
+
+    Parsing makes an object of every field, and a field can be as short as two bytes: of very many, none is parsed.
+    """
+    at = num_fields = 0
+    while at < len(data):
+        num_fields += 1
+        if num_fields > MAX_FIELDS:
+            raise InvalidRequest(f"the message has more than {MAX_FIELDS} fields")
         tag, at = _read_varint(data, at)
         kind, number = tag & 7, tag >> 3
         if kind == _TEXT:
             length, at = _read_varint(data, at)
             end = at + length
+        elif kind == _VARINT:
+            _, end = _read_varint(data, at)
         else:
-            end = {_FIXED64: at + 8, _FIXED32: at + 4}.get(kind, len(data) + 1) if kind != _VARINT else _read_varint(data, at)[1]
+            end = {_FIXED64: at + 8, _FIXED32: at + 4}.get(kind, len(data) + 1)
         if end > len(data):
-            raise InvalidRequest("the bytes are not a ModelInferRequest")
-        if number == _RAW:
-            found.raw_nbytes += end - at
-        elif number == _INPUT:
-            found.has_texts |= data.find(b"BYTES", at, end) >= 0
-        elif number == _NAME:
-            found.model_name = data[at:end].decode(errors="replace")
-        elif number == _VERSION:
-            found.model_version = data[at:end].decode(errors="replace")
+            raise InvalidRequest("the bytes are not a message")
+        yield number, at, end
         at = end
-    raise InvalidRequest(f"the request has more than {MAX_FIELDS} fields")
+
+
+def _check_typed(found: Outline) -> Outline:
+    nbytes = found.nbytes - found.raw_nbytes
+    if nbytes > MAX_TYPED_NBYTES:
+        raise TooLarge(
+            f"the message has {nbytes} bytes beside raw_input_contents, the most this server takes is {MAX_TYPED_NBYTES}; "
+            "send tensors as raw contents"
+        )
+    return found
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -94,7 +119,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         if data[end] < 0x80:
             return value, end + 1
         shift += 7
-    raise InvalidRequest("the bytes are not a ModelInferRequest")
+    raise InvalidRequest("the bytes are not a message")
 
 
 def read_request(message: Any, regions: Regions, charge: Charge | None = None) -> InferRequest:
