@@ -15,6 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from tensorferry.frameworks import is_keras
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
@@ -28,11 +30,6 @@ class Twin:
     held: torch.nn.Module  # has the fake parameters and buffers
     fakes: dict[int, Any]  # the fake of every real tensor, by the real one's id
     updates: list[Callable[[], None]] = field(default_factory=list)  # the optimizers that the model has of its own
-
-
-def is_keras(model: torch.nn.Module) -> bool:
-    """Whether it is a model of Keras on its torch back end."""
-    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
 def optimizer_variables(model: Any) -> list[Any]:
