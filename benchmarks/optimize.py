@@ -128,10 +128,10 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
     passed = {each.title: each for each in _passed(engine)}
     plain = [title for title, each in passed.items() if each.precision != "int8"]
     int8 = [title for title, each in passed.items() if each.precision == "int8"]
-    # findings come in the order in which the search preferred them; the longer measurement judges that
+    # candidates come in the order in which the search preferred them; the longer measurement judges that
     default, chosen, best8 = plain[0], engine.result.chosen.title, next(iter(int8), "")
     original = min((each for each in (ORIGINAL, RIVAL) if each in medians), key=medians.__getitem__)
-    match = passed[best8].comparison if best8 else None
+    comparison = passed[best8].comparison if best8 else None
     return Row(
         model=name,
         original=f"{engine.source.framework} eager" if original == ORIGINAL else "TensorFlow SavedModel",
@@ -140,7 +140,7 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
         default_seconds=medians[default],
         int8=best8,
         int8_seconds=medians[best8] if best8 else None,
-        int8_agreement=match.agreement if match else None,
+        int8_agreement=comparison.agreement if comparison else None,
         difference=max(
             each.comparison.difference for each in passed.values() if each.precision == "fp32" and each.comparison is not None
         ),

@@ -1,4 +1,4 @@
-"""The exam: what counts as the same answer, and what is found out."""
+"""Agreement with the original: what counts as the same answer, and what is found out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -69,12 +69,12 @@ def test_other_shapes_and_nan_are_faults(function, says: str) -> None:
 
 
 def test_an_original_that_gives_nan_cannot_be_compared_with() -> None:
-    with pytest.raises(BadModel, comparison="the model itself gives NaN"):
+    with pytest.raises(BadModel, match="the model itself gives NaN"):
         ask_original(Function(lambda x: np.full_like(x, np.nan)), SIGNATURE, {"x": X})
 
 
 def test_an_unknown_judge_suggests_the_nearest() -> None:
-    with pytest.raises(BadOption, comparison="did you mean 'top1'"):
+    with pytest.raises(BadOption, match="did you mean 'top1'"):
         ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, "top")
 
 

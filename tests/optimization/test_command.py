@@ -211,7 +211,7 @@ def test_what_libraries_log_and_print_does_not_stand_before_the_error(
     command = [sys.executable, "-m", "tensorferry.cli", "optimize", *arguments, "--seconds", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    lines = [line for line in done.stderr.splitlines() if not re.comparison(r" +[0-9.]+ s  ", line)]
+    lines = [line for line in done.stderr.splitlines() if not re.match(r" +[0-9.]+ s  ", line)]
     assert len(lines) == 1, lines
     for part in says:
         assert part in lines[0]
@@ -253,7 +253,7 @@ def test_a_model_that_no_engine_can_take_stays_as_it_is(tmp_path: Path) -> None:
     folder = engine.save(tmp_path / "sorting")
     assert engine.candidate.backend == "pytorch"
     assert "no engine can take it" in engine.result.chosen.verdict
-    assert any("bessel" in finding.verdict for finding in engine.result.candidates)  # the op that is missing is named
+    assert any("bessel" in candidate.verdict for candidate in engine.result.candidates)  # the op that is missing is named
     assert (folder / "card.json").is_file()
     engine.close()
 

@@ -65,7 +65,7 @@ def test_several_inputs_that_a_recipe_calls_otherwise_are_not_guessed_by_their_o
 
     ends = [keras.Input((3,), name="numbers"), keras.Input((3,), name="amounts")]
     model = keras.Model(ends, keras.layers.Add()(ends))
-    with pytest.raises(ferry.BadModel, comparison="takes numbers, amounts, the recipe's inputs are left, right"):
+    with pytest.raises(ferry.BadModel, match="takes numbers, amounts, the recipe's inputs are left, right"):
         read_keras(model, tmp_path, ("left", "right"))
 
 
@@ -73,7 +73,7 @@ def test_an_export_that_writes_an_invalid_file_without_an_error_is_caught(tmp_pa
     model = make_model("gelu")  # exact GELU becomes an op that ONNX does not have, and the exporter says nothing
     model.save(tmp_path / "net.keras")
     engine = ferry.optimize(tmp_path / "net.keras", IMAGES, seconds=60)
-    verdicts = {finding.route: finding.verdict for finding in engine.result.candidates}
+    verdicts = {candidate.route: candidate.verdict for candidate in engine.result.candidates}
     assert verdicts["tf2onnx"].startswith("cannot be loaded")
     assert engine.candidate.backend == "openvino"
     np.testing.assert_allclose(engine(IMAGES), model(IMAGES).numpy(), atol=1e-5)

@@ -34,15 +34,17 @@ def test_a_module_becomes_an_engine_with_its_answers(picture_engine) -> None:
 
 
 def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
-    outcome = picture_engine.result
-    assert {finding.candidate.backend for finding in outcome.candidates if finding.passed} == {"onnxruntime", "openvino"}
-    for finding in outcome.candidates:
-        assert finding.comparison.difference <= FP32_DIFFERENCE
-        assert finding.speed.latency_seconds > 0
-    timed = [finding for finding in outcome.candidates if "first look" not in finding.verdict]
+    result = picture_engine.result
+    assert {each.candidate.backend for each in result.candidates if each.passed} == {"onnxruntime", "openvino"}
+    for candidate in result.candidates:
+        # a CPU that computes in bf16 has candidates of it, too, whose values are coarser
+        assert candidate.comparison.agreement >= result.min_agreement
+        assert candidate.precision == "bf16" or candidate.comparison.difference <= FP32_DIFFERENCE
+        assert candidate.speed.latency_seconds > 0
+    timed = [candidate for candidate in result.candidates if "first look" not in candidate.verdict]
     assert len(timed) >= 2
-    assert outcome.chosen.speed.latency_seconds == min(finding.speed.latency_seconds for finding in timed)
-    assert outcome.chosen.verdict.startswith("chosen")
+    assert result.chosen.speed.latency_seconds == min(candidate.speed.latency_seconds for candidate in timed)
+    assert result.chosen.verdict.startswith("chosen")
 
 
 def test_batch_and_length_stay_free(sentence_engine) -> None:
@@ -71,7 +73,7 @@ def test_an_exported_program_is_read_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torchscript_is_read_by_who_trusts_it(tmp_path: Path) -> None:
     torch.jit.script(make_picture()).save(tmp_path / "net.pt")
-    with pytest.raises(ferry.BadModel, comparison="may carry code"):
+    with pytest.raises(ferry.BadModel, match="may carry code"):
         ferry.optimize(tmp_path / "net.pt", make_images())
     engine = ferry.optimize(tmp_path / "net.pt", make_images(), trust=True, seconds=1)
     assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
@@ -115,9 +117,7 @@ class _Bessel(torch.nn.Module):
 
 
 def test_an_onnx_file_is_its_own_first_candidate(picture_engine, tmp_path: Path) -> None:
-    onnx_file = next(
-        finding.candidate.path for finding in picture_engine.result.candidates if finding.candidate.backend == "onnxruntime"
-    )
+    onnx_file = next(each.candidate.path for each in picture_engine.result.candidates if each.candidate.backend == "onnxruntime")
     shutil.copy(onnx_file, tmp_path / "net.onnx")
     engine = ferry.optimize(str(tmp_path / "net.onnx"), seconds=1)
     assert _difference(answer(make_picture(), make_images()), engine(make_images())) <= FP32_DIFFERENCE
@@ -145,9 +145,9 @@ def test_an_openvino_file_is_read_and_stays_in_openvino(tmp_path: Path) -> None:
 
 def test_the_time_limit_leaves_candidates_out_and_says_so_but_finishes_one_engine() -> None:
     engine = ferry.optimize(make_picture(), make_images(), precision="int8", seconds=0.001)
-    findings = engine.result.candidates
-    left = [each for each in findings if "the time was up" in each.verdict]
-    assert {each.candidate.backend for each in findings if each.candidate is not None} >= {"onnxruntime"}
+    candidates = engine.result.candidates
+    left = [each for each in candidates if "the time was up" in each.verdict]
+    assert {each.candidate.backend for each in candidates if each.candidate is not None} >= {"onnxruntime"}
     # the other backend's file, every int8, and other numbers of threads, of which there may be none
     assert {each.precision for each in left} == {"fp32", "int8"}
     assert any("OpenVINO fp32" in each.title for each in left)
@@ -162,7 +162,7 @@ def test_a_branch_that_torch_cannot_export_takes_the_tracer() -> None:
             return found if float(found.detach().abs().sum()) >= 0 else -found
 
     engine = ferry.optimize(Branching().eval(), make_images(), seconds=1)
-    routes = {finding.route: finding.verdict for finding in engine.result.candidates}
+    routes = {candidate.route: candidate.verdict for candidate in engine.result.candidates}
     assert engine.result.chosen.route == "OpenVINO from TorchScript's tracer"
     assert "cannot be exported" in routes["torch.export, then ONNX"]
     engine.close()
@@ -217,12 +217,12 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine.close()
     engine.close()
     for use in (lambda: engine(make_rows()), lambda: engine.save(tmp_path / "net")):
-        with pytest.raises(ferry.BadModel, comparison="this engine is closed"):
+        with pytest.raises(ferry.BadModel, match="this engine is closed"):
             use()
 
 
 def test_one_text_is_no_list_of_labels() -> None:
-    with pytest.raises(ferry.BadOption, comparison="expected labels one by one"):
+    with pytest.raises(ferry.BadOption, match="expected labels one by one"):
         ferry.optimize(make_rows_model(), make_rows(), labels="cat")
 
 
@@ -253,8 +253,8 @@ def test_what_is_kept_of_the_original_is_measured_as_it_will_be_served() -> None
     reference = ask_original(source.original.new_runner(), source.signature, {"image": make_images()})
     quick = replace(source, original=_Remembering(source.signature))
     folder = ScratchFolder()
-    outcome = search(quick, reference, SearchOptions(seconds=1), folder, lambda _: None, time.perf_counter())
-    kept = next(each for each in outcome.candidates if each.title.startswith("PyTorch"))
-    assert kept.speed.latency_seconds > outcome.baseline.speed.latency_seconds
-    assert outcome.chosen.speed.latency_seconds <= kept.speed.latency_seconds
+    result = search(quick, reference, SearchOptions(seconds=1), folder, lambda _: None, time.perf_counter())
+    kept = next(each for each in result.candidates if each.title.startswith("PyTorch"))
+    assert kept.speed.latency_seconds > result.baseline.speed.latency_seconds
+    assert result.chosen.speed.latency_seconds <= kept.speed.latency_seconds
     folder.remove()

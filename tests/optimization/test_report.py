@@ -46,7 +46,7 @@ def test_the_picture_has_every_candidate(tmp_path: Path) -> None:
     for part in (CHOSEN.title, LOST.title, "net &amp; co, as it is (torch)", "1 ms", "2,500 at batch 4"):
         assert part in picture
     assert "not measured" in picture
-    assert "agrees on 80 % &lt;of&gt; the samples" in picture  # why it rejected
+    assert "agrees on 80 % &lt;of&gt; the samples" in picture  # why it lost
     for part in ("80 %", "1 MiB", "3.0e-01"):
         assert part in page[page.index("<table") :]
 
@@ -65,7 +65,7 @@ def test_one_sample_is_not_called_samples() -> None:
 
 
 def test_a_page_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadOption, comparison=r"end it with \.html"):
+    with pytest.raises(BadOption, match=r"end it with \.html"):
         REPORT.save(tmp_path / "engine.png")
 
 

@@ -83,14 +83,14 @@ def test_versions_are_counted_on_and_never_written_over(picture_engine, tmp_path
     assert picture_engine.save(tmp_path / "pictures" / "4").name == "4"
     assert picture_engine.save(tmp_path / "pictures").name == "5"
     before = _names(tmp_path)
-    with pytest.raises(ferry.BadModel, comparison="version 4 of 'pictures' is already"):
+    with pytest.raises(ferry.BadModel, match="version 4 of 'pictures' is already"):
         picture_engine.save(tmp_path / "pictures" / "4")
     assert _names(tmp_path) == before
 
 
 @pytest.mark.parametrize("version", ["0", "01"])
 def test_a_version_that_no_server_would_write_so_is_refused(version: str, picture_engine, tmp_path: Path) -> None:
-    with pytest.raises(ferry.BadModel, comparison="write repository/name, or repository/name/version"):
+    with pytest.raises(ferry.BadModel, match="write repository/name, or repository/name/version"):
         picture_engine.save(tmp_path / "pictures" / version)
     assert _names(tmp_path) == []
 
@@ -100,7 +100,7 @@ def test_other_labels_under_the_same_name_are_refused_and_nothing_written(pictur
     before = _names(tmp_path)
     other = copy.copy(picture_engine)
     other.source = replace(picture_engine.source, labels=("cat", "cow", "ferry"))
-    with pytest.raises(ferry.BadModel, comparison=r"has other labels \('dog' for 'cow'\)"):
+    with pytest.raises(ferry.BadModel, match=r"has other labels \('dog' for 'cow'\)"):
         other.save(tmp_path / "pictures")
     assert _names(tmp_path) == before
     assert (tmp_path / "pictures" / "labels.txt").read_text().split() == list(LABELS)
@@ -117,7 +117,7 @@ def test_what_people_wrote_into_the_configuration_stays(picture_engine, tmp_path
 def test_another_model_of_the_same_name_is_refused_and_nothing_written(picture_engine, tmp_path: Path) -> None:
     (tmp_path / "pictures" / "1").mkdir(parents=True)
     (tmp_path / "pictures" / "config.pbtxt").write_text('input { name: "x" data_type: TYPE_FP32 dims: 4 }')
-    with pytest.raises(ferry.BadModel, comparison=r"has other inputs \(x\)"):
+    with pytest.raises(ferry.BadModel, match=r"has other inputs \(x\)"):
         picture_engine.save(tmp_path / "pictures")
     assert _names(tmp_path) == ["pictures/config.pbtxt"]
 
@@ -125,7 +125,7 @@ def test_another_model_of_the_same_name_is_refused_and_nothing_written(picture_e
 def test_an_engine_whose_file_was_damaged_is_not_saved(tmp_path: Path) -> None:
     engine = ferry.optimize(make_picture(), make_images(), seconds=1)
     engine.candidate.path.write_bytes(engine.candidate.path.read_bytes()[:200])
-    with pytest.raises(ferry.BadModel, comparison="nothing was saved"):
+    with pytest.raises(ferry.BadModel, match="nothing was saved"):
         engine.save(tmp_path / "pictures")
     assert _names(tmp_path) == []
     engine.close()
@@ -153,7 +153,7 @@ def test_an_image_sent_to_the_pipeline_comes_back_as_a_label(picture_engine, tmp
     scores = answer(make_picture(), rows.transpose(2, 0, 1)[None])
     np.testing.assert_allclose(done.as_numpy("output"), scores, atol=1e-4)
     assert done.as_numpy("LABEL").tolist() == [[LABELS[int(scores.argmax())].encode()]]
-    with pytest.raises(triton.InferenceServerException, comparison="no image that can be read"):
+    with pytest.raises(triton.InferenceServerException, match="no image that can be read"):
         _ask(client, "animals", "IMAGE", np.array([[b"not an image"]], np.object_), "BYTES")
 
 

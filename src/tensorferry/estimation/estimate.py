@@ -14,7 +14,7 @@ from typing import Any
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.errors import BadModel, BudgetTooSmall, TierFull
 from tensorferry.estimation.machines import resolve_machine
-from tensorferry.estimation.models import Input, Inputs, ModelSpec, find_model, parse_input
+from tensorferry.estimation.models import EstimatedModel, Input, Inputs, find_model, parse_input
 from tensorferry.estimation.page import html_fragment, html_page
 from tensorferry.estimation.results import EstimateData, LargestSize, MachineEstimate, StepEstimate, estimate_json
 from tensorferry.estimation.sizes import TracesBySize
@@ -102,7 +102,7 @@ def estimate(
 class Study:
     """Everything about the step that does not depend on the machine; it remembers the traces it captured."""
 
-    model: ModelSpec
+    model: EstimatedModel
     inputs: Inputs
     loss: str
     optimizer: str
@@ -218,7 +218,7 @@ class Study:
         return LargestSize(0, None)
 
 
-def _choose_inputs(model: ModelSpec, texts: list[str], batch: int | None) -> Inputs:
+def _choose_inputs(model: EstimatedModel, texts: list[str], batch: int | None) -> Inputs:
     inputs: tuple[Input, ...] = tuple(map(parse_input, texts)) or model.inputs
     if not inputs:
         raise BadModel(f"what {model.name!r} is fed is not known; say so, as in --input 8x3x224x224")

@@ -68,7 +68,7 @@ Inputs = tuple[Input, ...]
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class EstimatedModel:
     """A model to estimate: how it is made, and what it is fed and trained with if nothing else is said."""
 
     name: str
@@ -157,13 +157,13 @@ _BUILTINS = {
 BUILTIN_NAMES = tuple(_BUILTINS)
 
 
-def find_model(model: "str | Callable[[], Any]") -> ModelSpec:
+def find_model(model: "str | Callable[[], Any]") -> EstimatedModel:
     """The built-in model of that name, or the factory that "module:function" or "file.py:function" names; a factory as it is."""
     if callable(model):
-        return ModelSpec(getattr(model, "__name__", "model"), lambda _: model(), ())
+        return EstimatedModel(getattr(model, "__name__", "model"), lambda _: model(), ())
     if ":" in model:
         factory = load_reference(model, "function", "a model", BadModel)
-        return ModelSpec(model, lambda _: factory(), ())
+        return EstimatedModel(model, lambda _: factory(), ())
     builtin = _BUILTINS.get(model)
     if builtin is None:
         raise BadModel(
@@ -177,7 +177,7 @@ def find_model(model: "str | Callable[[], Any]") -> ModelSpec:
         recipe = importlib.import_module(f"tensorferry.recipes.models.{builtin.module}")
         return getattr(recipe, builtin.function)(**builtin.arguments(inputs))
 
-    return ModelSpec(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
+    return EstimatedModel(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
 
 
 def _require_torch(name: str) -> None:

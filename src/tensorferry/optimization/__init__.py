@@ -1,4 +1,4 @@
-"""From a trained model to the fastest engine that this hardware runs: checked, measured, and saved where the server finds it."""
+"""From a trained model to the fastest inference engine here: checked, measured, and saved where the server finds it."""
 
 from tensorferry.extras import missing_extra
 

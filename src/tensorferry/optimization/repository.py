@@ -1,7 +1,7 @@
 """Into the folder that a server reads: a new version of a model, there whole or not at all, and never over an old one.
 
 A version is written beside the models, loaded again from there and compared with the original once more, flushed to disk, and
-only then renamed into its place.
+only then renamed into its place. All versions of a model share its `config.pbtxt`, as Triton and our server read it.
 """
 
 import contextlib
@@ -26,6 +26,8 @@ from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.serve.spec import datatype_number
 
 LABELS_NAME = "labels.txt"
+_MIN_MAX_BATCH = 8
+_OWN_FIELDS = ("name", "backend", "platform", "input", "output", "max_batch_size", "instance_group", "optimization")
 Fill = Callable[[Path], None]  # writes a version's files into an empty folder
 
 
@@ -51,7 +53,7 @@ def read_target(path: Path) -> tuple[Path, str, int | None]:
     return model.parent, model.name, int(path.name) if is_version else None
 
 
-def next_version(root: Path, names: list[str]) -> int:
+def _next_version(root: Path, names: list[str]) -> int:
     """The lowest number above every version of these models."""
     found = [version for name in names if (root / name).is_dir() for version in list_versions(root / name)]
     return max(found, default=0) + 1
@@ -62,7 +64,7 @@ def write_versions(root: Path, new_versions: list[NewVersion], version: int | No
     names = [new.config.name for new in new_versions]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        version = version or next_version(root, names)
+        version = version or _next_version(root, names)
         _refuse_existing(root, names, version)
         with _beside(root) as part:
             configs = [_merge_config(root, new) for new in new_versions]
@@ -79,7 +81,7 @@ def write_versions(root: Path, new_versions: list[NewVersion], version: int | No
 def _refuse_existing(root: Path, names: list[str], version: int) -> None:
     for name in names:
         if (root / name / str(version)).exists():
-            free = next_version(root, names)
+            free = _next_version(root, names)
             raise BadModel(
                 f"version {version} of '{name}' is already in {str(root)!r}; versions are never written over: take {free}"
             )
@@ -89,7 +91,7 @@ def _merge_config(root: Path, new: NewVersion) -> Any:
     _refuse_other_labels(root / new.config.name / LABELS_NAME, new)
     if not (root / new.config.name / CONFIG_NAME).is_file():
         return new.config
-    return update_config(read_config(root / new.config.name), new.config)
+    return _update_config(read_config(root / new.config.name), new.config)
 
 
 def _refuse_other_labels(path: Path, new: NewVersion) -> None:
@@ -120,7 +122,7 @@ def _write(folder: Path, new: NewVersion, config: Any, version: int) -> None:
     (folder / str(version)).mkdir(parents=True)
     if new.labels:
         (folder / LABELS_NAME).write_text("".join(f"{label}\n" for label in new.labels), "utf-8")
-    (folder / CONFIG_NAME).write_text(format_config(config), "utf-8")
+    (folder / CONFIG_NAME).write_text(_format_config(config), "utf-8")
     new.fill(folder / str(version))
     for path in (folder, *folder.rglob("*")):
         force(path)
@@ -138,12 +140,8 @@ def _move(source: Path, target: Path, version: int) -> None:
     force(target)
 
 
-_MIN_MAX_BATCH = 8
-_OWN_FIELDS = ("name", "backend", "platform", "input", "output", "max_batch_size", "instance_group", "optimization")
-
-
-def make_engine_config(name: str, candidate: Candidate, signature: Signature, *, batch: int, is_batched: bool) -> Any:
-    """The configuration of an engine; `batch` is the number of rows that gave the best throughput."""
+def make_candidate_config(name: str, candidate: Candidate, signature: Signature, *, batch: int, is_batched: bool) -> Any:
+    """The configuration that serves a candidate; `batch` is the number of rows that gave the best throughput."""
     config = make_config(name, candidate.backend, signature, max(_MIN_MAX_BATCH, batch) if is_batched else 0)
     set_parameters(config, candidate.parameters)
     if candidate.accelerator:
@@ -151,7 +149,7 @@ def make_engine_config(name: str, candidate: Candidate, signature: Signature, *,
         if candidate.accelerator == "tensorrt":
             config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
     else:
-        # an engine that is fastest with few threads leaves cores for others of its kind
+        # a candidate that is fastest with few threads leaves cores for others of its kind
         config.instance_group.add(
             count=max(1, count_cores() // candidate.num_threads), kind=model_config_pb2.ModelInstanceGroup.KIND_CPU
         )
@@ -163,14 +161,14 @@ def make_config(name: str, backend: str, signature: Signature, max_batch_size: i
     config = model_config_pb2.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
     if backend == "ensemble":
         config.backend, config.platform = "", "ensemble"
-    add_tensors(config.input, signature.inputs, max_batch_size > 0)
-    add_tensors(config.output, signature.outputs, max_batch_size > 0)
+    _add_tensors(config.input, signature.inputs, max_batch_size > 0)
+    _add_tensors(config.output, signature.outputs, max_batch_size > 0)
     if max_batch_size and backend != "ensemble":
         config.dynamic_batching.SetInParent()  # what queued while an instance was busy goes together; nothing waits
     return config
 
 
-def add_tensors(declared: Any, tensors: tuple[TensorSignature, ...], is_batched: bool) -> None:
+def _add_tensors(declared: Any, tensors: tuple[TensorSignature, ...], is_batched: bool) -> None:
     """Declare inputs or outputs."""
     for tensor in tensors:
         added = declared.add(name=tensor.name, data_type=datatype_number(tensor.datatype))
@@ -183,7 +181,7 @@ def set_parameters(config: Any, parameters: Mapping[str, str]) -> None:
         config.parameters[key].string_value = value
 
 
-def update_config(old: Any, new: Any) -> Any:
+def _update_config(old: Any, new: Any) -> Any:
     """What a newer version's configuration is: `new`, with what people added to the old one (versions, queues, warm-up)."""
     for word in ("input", "output"):
         before, after = ([(each.name, each.data_type, *each.dims) for each in getattr(config, word)] for config in (old, new))
@@ -203,6 +201,6 @@ def update_config(old: Any, new: Any) -> Any:
     return merged
 
 
-def format_config(config: Any) -> str:
+def _format_config(config: Any) -> str:
     """The text of `config.pbtxt`."""
     return text_format.MessageToString(config)

@@ -23,8 +23,8 @@ from tensorferry.optimization.candidates import Candidate, SearchResult
 from tensorferry.optimization.repository import (
     LABELS_NAME,
     NewVersion,
+    make_candidate_config,
     make_config,
-    make_engine_config,
     set_parameters,
     write_versions,
 )
@@ -76,7 +76,7 @@ def save_model(model: SavableModel, root: Path, name: str, version: int | None, 
 def _make_version(model: SavableModel, name: str) -> NewVersion:
     chosen, labels = model.result.chosen, model.source.labels
     assert chosen.speed is not None
-    config = make_engine_config(
+    config = make_candidate_config(
         name, model.candidate, model.source.signature, batch=chosen.speed.batch, is_batched=_has_rows(model.reference)
     )
     scores = _find_scores(model.source.signature, labels)
@@ -155,7 +155,7 @@ def _read_signature(description: dict[str, Any]) -> Signature:
 
 
 def _complete(transform: dict[str, Any], signature: Signature) -> dict[str, Any]:
-    """The transform with the types that the engine's inputs have."""
+    """The transform with the types that the model's inputs have."""
     by_name = {tensor.name: tensor for tensor in signature.inputs}
     names = [transform["input"]] if transform["kind"] == "image" else [transform["ids"], transform["mask"]]
     if sorted(names) != sorted(by_name):
@@ -183,7 +183,7 @@ def _has_rows(reference: ReferenceAnswers) -> bool:
 
 
 def _make_card(source: Source, result: SearchResult, folder: Path) -> dict[str, Any]:
-    """The card of the chosen engine, whose files are in `folder`."""
+    """The card of the chosen candidate, whose files are in `folder`."""
     chosen, baseline = result.chosen, result.baseline
     assert chosen.candidate is not None
     assert chosen.comparison is not None
@@ -222,7 +222,7 @@ def _make_card(source: Source, result: SearchResult, folder: Path) -> dict[str, 
 
 
 def _make_step_card(source: Source, signature: Signature, folder: Path) -> dict[str, Any]:
-    """The card of a pipeline's step beside the engine, whose files are in `folder`."""
+    """The card of a pipeline's step beside the model, whose files are in `folder`."""
     return {**_begin(source, signature), "tools": _list_tools(), "files": list_checksums(folder)}
 
 

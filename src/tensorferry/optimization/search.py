@@ -4,7 +4,7 @@ Files are the expensive part: one a backend and precision. Threads are only a se
 each number of threads. A quick look sorts out what is clearly slower; the rest are timed in turns, and the best median wins.
 
 The time limit bounds all of it, from the loading of the model on: each stage has its share, after which nothing of it is begun,
-except that one engine is always built and measured.
+except that one candidate is always built and measured.
 """
 
 import time
@@ -204,7 +204,7 @@ def _choose(
         return best, finalists
     try:
         kept = _keep_original(source, reference, folder, "no engine is faster", deadline)
-    except BadModel as error:  # an engine is there, if a slower one
+    except BadModel as error:  # a candidate is there, if a slower one
         rejected.append(CandidateResult(f"{source.title}, saved", "fp32", source.keep.title, str(error)))
         return best, finalists
     # what is saved of a model may be slower than what was in memory

@@ -34,7 +34,7 @@ def keep_saved_model(find: Any, trust: bool) -> Route:
 
 
 def routes_of_saved_model(find: Any, signature: Signature, trust: bool) -> tuple[Route, ...]:
-    """The ways from a SavedModel, whose place `find` tells, to engines."""
+    """The ways from a SavedModel, whose place `find` tells, to files of other runtimes."""
 
     def to_onnx(folder: Path) -> Path:
         import onnx
