@@ -104,8 +104,8 @@ def optimize(
 
     `example` is a batch of real inputs (an array, a tuple, arrays by name, or a file of them; rows first): answers are compared
     on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises,
-    calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the original on at least `min_agreement` of
-    the rows, as `judge` counts: "top1" the same class, "nearest" the same nearest neighbour (embeddings), "close" within 1 %.
+    calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the original on `min_agreement` of the
+    rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest neighbour (embeddings), "close" within 1 %.
     """
     precisions = _read_precision(precision)
     if not 0 < min_agreement <= 1:
