@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from measure import Measurement, combine, measure
-from tensorferry.estimates import Outlook, estimate
-from tensorferry.estimates.places import find_place
+from tensorferry.estimation import StepEstimate, estimate
+from tensorferry.estimation.machines import resolve_machine
 from tensorferry.machine import Machine
 from tensorferry.tiers import this_machine
 from tensorferry.units import format_bytes, format_seconds
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     console = Console(width=150)
     this_machine(refresh=True)
-    machine = find_place("this")
+    machine = resolve_machine("this")
     rows = [compare(parse_model(name, options.quick), machine) for name in options.models.split(",")]
     timed = "unet3d" if options.quick else "resnet152"
     seconds = time_estimate(timed)
@@ -92,19 +92,19 @@ def compare(case: Case, machine: Machine) -> Row:
     """One model, predicted from its shapes and measured by training it."""
     held = _train(Request(case, "plain", num_steps=2), exact_malloc=True)
     turns = [(predict(case, machine), _train(Request(case, "plain"))) for _ in range(NUM_TURNS)]
-    outlooks = [outlook for outlook, _ in turns]
+    outlooks = [step for step, _ in turns]
     ordinary = combine([trained for _, trained in turns])
     return Row(
         model=case.label,
         predicted_nbytes=outlooks[0].plain_peak_nbytes + machine.reserved_nbytes,
         held_nbytes=held.peak_nbytes,
         resident_nbytes=ordinary.peak_nbytes,
-        predicted_seconds=statistics.median(outlook.trace.seconds for outlook in outlooks),
+        predicted_seconds=statistics.median(step.trace.seconds for step in outlooks),
         measured_seconds=ordinary.wall_seconds,
     )
 
 
-def predict(case: Case, machine: Machine) -> Outlook:
+def predict(case: Case, machine: Machine) -> StepEstimate:
     """What the estimate says of the very model that the benchmark trains."""
     edge = 64 if case.quick else 224
     if case.family == "gpt":
@@ -116,7 +116,7 @@ def predict(case: Case, machine: Machine) -> Outlook:
         found = estimate("unet3d", machine, inputs=f"1x1x{case.size}x{case.size}x{case.size}")
     else:
         found = estimate(case.family, machine, inputs=f"{case.size}x3x{edge}x{edge}")
-    return found.rows[0].outlook
+    return found.rows[0].step
 
 
 def _make_gpt(case: Case) -> Callable[[], Any]:

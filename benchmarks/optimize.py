@@ -25,11 +25,10 @@ from rich.table import Table
 
 import tensorferry as ferry
 from optimize_subjects import SUBJECTS, Samples, Subject
-from tensorferry.inference.candidates import has_bf16, thread_counts
-from tensorferry.inference.engine import Engine
-from tensorferry.inference.measure import take_rows, time_batch, time_in_turns
-from tensorferry.inference.outcome import Finding
 from tensorferry.machine import count_cores
+from tensorferry.optimization.candidates import CandidateResult, has_bf16, thread_counts
+from tensorferry.optimization.engine import Engine
+from tensorferry.optimization.measure import take_rows, time_batch, time_in_turns
 from tensorferry.serve.runtimes.runtime import Runner
 
 DEFAULT_SPEEDUP, INT8_SPEEDUP, MAX_DIFFERENCE, MAX_REGRET = 1.8, 3.0, 1e-4, 1.05
@@ -91,7 +90,7 @@ def _time_all(engine: Engine, subject: Subject, samples: Samples, seconds: float
     runtimes = {each.title: each.candidate.load(engine.signature) for each in _passed(engine) if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
     runners[ORIGINAL] = engine.source.original.new_runner()
-    one = take_rows(engine.exam.questions[0].inputs, 1)
+    one = take_rows(engine.reference.batches[0].inputs, 1)
     medians = time_in_turns(runners, engine.signature, one, seconds / 4, num_rounds=40)
     for num_threads in thread_counts(count_cores())[1:]:  # the original, too, gets the number of threads that suits it
         engine.source.set_num_threads(num_threads)
@@ -110,7 +109,7 @@ def _time_rival(model: Any, samples: Samples, seconds: float) -> float:
     """The Keras twin as a SavedModel, on the same images with their channels last."""
     import tempfile
 
-    from tensorferry.inference.sources.keras import save
+    from tensorferry.optimization.sources.keras import save
     from tensorferry.serve.runtimes.keras import KerasRuntime
     from tensorferry.serve.runtimes.runtime import LoadOptions
     from tensorferry.serve.runtimes.table import load_runtime
@@ -129,10 +128,10 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
     passed = {each.title: each for each in _passed(engine)}
     plain = [title for title, each in passed.items() if each.precision != "int8"]
     int8 = [title for title, each in passed.items() if each.precision == "int8"]
-    # findings come in the order in which the search preferred them; the longer measurement judges that
-    default, chosen, best8 = plain[0], engine.outcome.chosen.title, next(iter(int8), "")
+    # candidates come in the order in which the search preferred them; the longer measurement judges that
+    default, chosen, best8 = plain[0], engine.result.chosen.title, next(iter(int8), "")
     original = min((each for each in (ORIGINAL, RIVAL) if each in medians), key=medians.__getitem__)
-    match = passed[best8].match if best8 else None
+    comparison = passed[best8].comparison if best8 else None
     return Row(
         model=name,
         original=f"{engine.source.framework} eager" if original == ORIGINAL else "TensorFlow SavedModel",
@@ -141,14 +140,16 @@ def _judge(name: str, engine: Engine, medians: dict[str, float]) -> Row:
         default_seconds=medians[default],
         int8=best8,
         int8_seconds=medians[best8] if best8 else None,
-        int8_agreement=match.agreement if match else None,
-        difference=max(each.match.difference for each in passed.values() if each.precision == "fp32" and each.match is not None),
+        int8_agreement=comparison.agreement if comparison else None,
+        difference=max(
+            each.comparison.difference for each in passed.values() if each.precision == "fp32" and each.comparison is not None
+        ),
         regret=medians[chosen] / min(medians[title] for title in passed),
     )
 
 
-def _passed(engine: Engine) -> list[Finding]:
-    return [each for each in engine.outcome.findings if each.passed and each.speed is not None]
+def _passed(engine: Engine) -> list[CandidateResult]:
+    return [each for each in engine.result.candidates if each.passed and each.speed is not None]
 
 
 def make_table(rows: list[Row]) -> Table:

@@ -21,10 +21,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tensorferry.estimates.estimate import Study
-from tensorferry.estimates.inputs import Input
-from tensorferry.estimates.result import Row
-from tensorferry.estimates.subjects import find_subject
+from tensorferry.estimation.estimate import Study
+from tensorferry.estimation.models import Input, find_model
+from tensorferry.estimation.results import MachineEstimate
 from tensorferry.machine import find_machine, time_trace
 from tensorferry.trace import Phase
 
@@ -79,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     throughput = [*predict_resnet(), *predict_bert()]
     _print_lines(console, "Throughput, samples a second (used for fitting)", throughput)
     studies = make_studies()
-    rows = {name: study.look_at(find_machine(NVLINK)) for name, study in studies.items()}
+    rows = {name: study.estimate_on(find_machine(NVLINK)) for name, study in studies.items()}
     limits = list(compare_limits(rows))
     _print_lines(console, "What fits a V100 with 16 GB", limits)
     duels = [duel for name in studies for duel in fight(name, studies[name], rows[name])]
@@ -104,7 +103,7 @@ def predict_resnet() -> Iterator[Line]:
         ("a100-80gb", "tf32", 256, 938),
         ("a100-80gb", "fp16", 256, 2470),
     ):
-        study = Study(find_subject("resnet50"), (Input((batch, 3, 224, 224)),), "cross_entropy", "sgd", precision)
+        study = Study(find_model("resnet50"), (Input((batch, 3, 224, 224)),), "cross_entropy", "sgd", precision)
         predicted = batch / _seconds(study, machine, batch)
         yield _line(f"ResNet-50, {machine}, {precision}, batch {batch}", published, predicted, RESNET_SOURCE)
 
@@ -121,15 +120,15 @@ def predict_bert() -> Iterator[Line]:
         ("a100-40gb", "tf32", 512, 80, 8, 41),
         ("a100-40gb", "fp16", 512, 80, 16, 78),
     ):
-        subject = replace(find_subject("bert-large"), derive=lambda inputs: inputs)
+        model = replace(find_model("bert-large"), derive=lambda inputs: inputs)
         inputs = (Input((batch, length), "int64"), Input((batch, num_hidden), "int64"))
-        study = Study(subject, inputs, "token_cross_entropy", "adam", precision)
+        study = Study(model, inputs, "token_cross_entropy", "adam", precision)
         predicted = batch / _seconds(study, machine, batch, without=Phase.OPTIMIZER)
         yield _line(f"BERT large, {machine}, {precision}, {batch} x {length}", published, predicted, BERT_SOURCE)
 
 
 def _seconds(study: Study, machine: str, batch: int, without: Phase | None = None) -> float:
-    trace = time_trace(study.ladder("gpu").at(batch), find_machine(machine), study.precision)
+    trace = time_trace(study.traces("gpu").at(batch), find_machine(machine), study.precision)
     return sum(op.seconds for op in trace.ops if op.phase is not without)
 
 
@@ -144,8 +143,8 @@ def make_studies() -> dict[str, Study]:
 
 
 def _builtin(name: str, axis: str) -> Study:
-    subject = find_subject(name)
-    return Study(subject, subject.inputs, subject.loss, subject.optimizer, "fp32", axis=axis)
+    model = find_model(name)
+    return Study(model, model.inputs, model.loss, model.optimizer, "fp32", axis=axis)
 
 
 def _isensee() -> Any:
@@ -154,10 +153,10 @@ def _isensee() -> Any:
 
         return IsenseeUNet()
 
-    return replace(find_subject(make), name="unet", edge_step=16)
+    return replace(find_model(make), name="unet", edge_step=16)
 
 
-def compare_limits(rows: dict[str, Row]) -> Iterator[Line]:
+def compare_limits(rows: dict[str, MachineEstimate]) -> Iterator[Line]:
     """The largest sizes; swap-all and ferry reach the same ones, because both can go down to the floor."""
     plain, _ = _sizes(rows["resnet50"])
     yield _line("ResNet-50, largest batch, plain", 176, plain, TFLMS_PAPER, "{:.0f}")
@@ -177,7 +176,7 @@ def compare_limits(rows: dict[str, Row]) -> Iterator[Line]:
     yield _line("3D U-Net, voxels, swapping over plain, next version", 6.9, (largest / plain) ** 3, TFLMS_2, "{:.2f}x")
 
 
-def _sizes(row: Row) -> tuple[int, int]:
+def _sizes(row: MachineEstimate) -> tuple[int, int]:
     assert row.largest_plain is not None
     assert row.largest is not None
     return row.largest_plain.size, row.largest.size
@@ -186,14 +185,16 @@ def _sizes(row: Row) -> tuple[int, int]:
 # ---- cost
 
 
-def fight(name: str, study: Study, row: Row) -> Iterator[Duel]:
+def fight(name: str, study: Study, row: MachineEstimate) -> Iterator[Duel]:
     """Both policies at sizes beyond the plain limit, over three links."""
     plain, _ = _sizes(row)
     for ratio in RATIOS:
         inputs, real_ratio = _grow(study, plain, ratio)
         grown = replace(study, inputs=inputs, axis=None)
         for machine in (NVLINK, PCIE, SHARED):
-            swap_all, ferry = (grown.judge(inputs[0].shape[0], find_machine(machine), policy) for policy in ("swap-all", "ferry"))
+            swap_all, ferry = (
+                grown.estimate_step(inputs[0].shape[0], find_machine(machine), policy) for policy in ("swap-all", "ferry")
+            )
             yield Duel(f"{name} {inputs[0]} ({real_ratio:.2f}x)", machine, ratio, swap_all.overhead, ferry.overhead)
 
 
@@ -203,7 +204,7 @@ def _grow(study: Study, plain: int, ratio: float) -> tuple[tuple[Input, ...], fl
     if study.axis == "batch":
         batch = round(ratio * plain)
         return (first.with_batch(batch),), batch / plain
-    step, num_edges = study.subject.edge_step, len(first.edges)
+    step, num_edges = study.model.edge_step, len(first.edges)
     sizes = [(a, b) for a in range(step, 4 * plain, step) for b in (a, a + step)]
     a, b = min(sizes, key=lambda pair: abs(pair[0] ** (num_edges - 1) * pair[1] / plain**num_edges / ratio - 1))
     shape = (*first.shape[:2], *[a] * (num_edges - 1), b)

@@ -14,9 +14,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tensorferry.estimates.estimate import Study
-from tensorferry.estimates.inputs import Input
-from tensorferry.estimates.subjects import find_subject
+from tensorferry.estimation.estimate import Study
+from tensorferry.estimation.models import Input, find_model
 from tensorferry.machine import Machine, find_machine, time_trace
 from tensorferry.trace import Op
 
@@ -32,9 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "roofline.svg", metavar="FILE")
     options = parser.parse_args(argv)
-    machine, subject = find_machine(MACHINE), find_subject(MODEL)
-    study = Study(subject, (Input((BATCH, 3, 224, 224)),), subject.loss, subject.optimizer, "fp32")
-    trace = time_trace(study.ladder(machine.kind).at(BATCH), machine)
+    machine, model = find_machine(MACHINE), find_model(MODEL)
+    study = Study(model, (Input((BATCH, 3, 224, 224)),), model.loss, model.optimizer, "fp32")
+    trace = time_trace(study.traces(machine.kind).at(BATCH), machine)
     options.out.write_text(draw(machine, [op for op in trace.ops if op.seconds and op.touched_nbytes]))
     return 0
 

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from tensorferry.engines.keras import LargeModel
     from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
-    from tensorferry.estimates import Estimate, estimate
-    from tensorferry.inference import Engine, optimize
+    from tensorferry.estimation import Estimate, estimate
     from tensorferry.machine import Machine, find_machine, list_machines
+    from tensorferry.optimization import Engine, optimize
     from tensorferry.plan import Plan, Timeline, make_plan, simulate
     from tensorferry.report import Report
     from tensorferry.tiers import this_machine
@@ -92,8 +92,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Engine": "tensorferry.inference",
-    "Estimate": "tensorferry.estimates",
+    "Engine": "tensorferry.optimization",
+    "Estimate": "tensorferry.estimation",
     "LargeModel": "tensorferry.engines.keras",
     "Machine": "tensorferry.machine",
     "Plan": "tensorferry.plan",
@@ -101,12 +101,12 @@ _HOMES = {
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.capture",
-    "estimate": "tensorferry.estimates",
+    "estimate": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
     "list_machines": "tensorferry.machine",
     "make_plan": "tensorferry.plan",
-    "optimize": "tensorferry.inference",
+    "optimize": "tensorferry.optimization",
     "precision": "tensorferry.engines.precision",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",

@@ -7,9 +7,8 @@ import torch
 
 import isensee
 import published
-from tensorferry.estimates.estimate import Study
-from tensorferry.estimates.inputs import Input
-from tensorferry.estimates.subjects import find_subject
+from tensorferry.estimation.estimate import Study
+from tensorferry.estimation.models import Input, find_model
 from tensorferry.machine import find_machine
 
 
@@ -21,8 +20,8 @@ def test_the_throughput_of_resnet_is_within_a_tenth_of_every_published_one() -> 
 
 @pytest.mark.slow
 def test_beyond_the_plain_limit_ours_is_never_slower_than_swap_all_and_twice_as_fast_over_pcie() -> None:
-    study = Study(find_subject("resnet50"), (Input((32, 3, 224, 224)),), "cross_entropy", "sgd", "fp32", axis="batch")
-    row = study.look_at(find_machine(published.NVLINK))
+    study = Study(find_model("resnet50"), (Input((32, 3, 224, 224)),), "cross_entropy", "sgd", "fp32", axis="batch")
+    row = study.estimate_on(find_machine(published.NVLINK))
     duels = list(published.fight("resnet50", study, row))
     assert {(duel.machine, duel.ratio) for duel in duels} == {
         (machine, ratio) for machine in (published.NVLINK, published.PCIE, published.SHARED) for ratio in published.RATIOS

@@ -59,7 +59,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _run(options: argparse.Namespace) -> int:
-    from tensorferry.estimates import estimate
+    from tensorferry.estimation import estimate
 
     with _rare_collections(), contextlib.redirect_stdout(sys.stderr):  # what a user's module prints is no part of the answer
         found = estimate(

@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from tensorferry import list_machines, this_machine
-    from tensorferry.estimates.machine_table import render_machines
+    from tensorferry.estimation.machines import render_machines
 
     machines = list_machines() if options.what == "list" else (this_machine(refresh=True),)
     print(json.dumps([asdict(machine) for machine in machines], indent=1) if options.json else render_machines(machines))

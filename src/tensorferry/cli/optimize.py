@@ -64,10 +64,10 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from tensorferry.inference.job import Job, run_job
+    from tensorferry.optimization.command import CommandOptions, run_command
 
     console = Console(file=sys.stderr, highlight=False)  # this very one: progress goes on while exporters are kept quiet
-    job = Job(
+    asked = CommandOptions(
         model=options.model,
         to=options.to,
         name=options.name,
@@ -84,13 +84,13 @@ def _run(options: argparse.Namespace) -> int:
         pipeline=not options.no_pipeline,
         html=options.html,
     )
-    done = run_job(job, console)
+    result = run_command(asked, console)
     if options.json:
-        print(json.dumps(done.report.to_json() | {"saved": str(done.folder or "")}, indent=1))
+        print(json.dumps(result.report.to_json() | {"saved": str(result.folder or "")}, indent=1))
     elif sys.stdout.isatty():
-        Console(highlight=False).print(done.report)  # as wide as the terminal is
+        Console(highlight=False).print(result.report)  # as wide as the terminal is
     else:
-        print(done.report)
-    if done.folder is not None:
-        console.print(f"saved: {done.folder}", markup=False, soft_wrap=True)
+        print(result.report)
+    if result.folder is not None:
+        console.print(f"saved: {result.folder}", markup=False, soft_wrap=True)
     return 0

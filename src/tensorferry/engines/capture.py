@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tensorferry.extras import missing_extra
+from tensorferry.frameworks import is_keras_model
 
 if TYPE_CHECKING:
     from tensorferry.trace import Trace
@@ -19,7 +20,7 @@ def capture(step_or_model: Any, *args: Any, **kwargs: Any) -> "Trace":
         trace = ferry.capture(keras_model, (x, y))
     """
     try:
-        if not _is_keras_model(step_or_model):
+        if not is_keras_model(step_or_model):
             from tensorferry.engines.torch.capture import capture as capture_torch
 
             return capture_torch(step_or_model, *args, **kwargs)
@@ -28,10 +29,6 @@ def capture(step_or_model: Any, *args: Any, **kwargs: Any) -> "Trace":
         if error.name not in ("torch", "tensorflow"):
             raise
         raise missing_extra("capture", error.name) from error
-
-
-def _is_keras_model(value: Any) -> bool:
-    return any(kind.__module__.startswith("keras.") and kind.__name__ == "Model" for kind in type(value).__mro__)
 
 
 def _capture_keras(model: Any, batch: Any, **kwargs: Any) -> "Trace":

@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim.optimizer import _default_to_fused_or_foreach
 from torch.utils._pytree import tree_leaves
 
+from tensorferry.frameworks import is_keras
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
@@ -29,11 +31,6 @@ class Twin:
     held: torch.nn.Module  # has the fake parameters and buffers
     fakes: dict[int, Any]  # the fake of every real tensor, by the real one's id
     updates: list[Callable[[], None]] = field(default_factory=list)  # the optimizers that the model has of its own
-
-
-def is_keras(model: torch.nn.Module) -> bool:
-    """Whether it is a model of Keras on its torch back end."""
-    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
 def optimizer_variables(model: Any) -> list[Any]:

@@ -1,0 +1,108 @@
+"""Samples: what candidates are compared on, calibrated with and measured with. Arrays by name, rows first."""
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from tensorferry.errors import BadModel, BadOption
+from tensorferry.messages import did_you_mean
+from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
+from tensorferry.serve.tensors import DTYPES, Array
+
+Arrays: TypeAlias = dict[str, Array]  # a batch by name; rows first
+
+NUM_RANDOM = 16
+MAX_SAMPLES = 256  # that answers are compared on; the first ones
+_FREE_SIZE = 32  # of a free size that nothing is known about
+_WANTED = "give a .npz or .npy file of numpy.save"
+
+
+def read_samples(path: Path) -> Any:
+    """An example from a file: `.npz` (arrays by input name) or `.npy` (of the only input)."""
+    try:
+        with open(path, "rb") as file:  # numpy would leave a damaged one open
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.ndarray):
+                return found
+            with found:
+                arrays = {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise BadOption(f"cannot read samples from {str(path)!r}: {error}; {_WANTED}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise BadOption(f"cannot read samples from {str(path)!r}: {name!r} in it is no array; {_WANTED}")
+    return arrays
+
+
+def name_samples(example: Any, signature: Signature) -> Arrays:
+    """An example (an array, a tuple of them, or arrays by name) by the names of the inputs, checked and in their types."""
+    known = [tensor.name for tensor in signature.inputs]
+    if isinstance(example, Mapping):
+        unknown = [name for name in example if name not in known]
+        if unknown:
+            raise BadModel(f"the model has no input {unknown[0]!r}{did_you_mean(unknown[0], known)}; it takes {', '.join(known)}")
+        by_name = dict(example)
+    else:
+        arrays = example if isinstance(example, tuple | list) else (example,)
+        if len(arrays) != len(known):
+            raise BadModel(f"the model takes {len(known)} inputs ({', '.join(known)}), the example has {len(arrays)}")
+        by_name = dict(zip(known, arrays, strict=True))
+    missing = [name for name in known if name not in by_name]
+    if missing:
+        raise BadModel(f"the example leaves out the input {', '.join(missing)}")
+    samples = {tensor.name: _check(tensor, np.asarray(by_name[tensor.name])) for tensor in signature.inputs}
+    if len({len(array) for array in samples.values()}) > 1:
+        sizes = ", ".join(f"{name} {len(array)}" for name, array in samples.items())
+        raise BadModel(f"the inputs of the example differ in their rows: {sizes}")
+    return samples
+
+
+def invent_samples(signature: Signature) -> Arrays:
+    """Random samples, for a model about whose data nothing is known: normal numbers, small whole ones."""
+    rng = np.random.default_rng(0)
+    samples = {}
+    for tensor in signature.inputs:
+        if tensor.datatype == "BYTES" or not tensor.has_rank or not tensor.shape:
+            raise BadModel(f"samples for the input {tensor.name!r} cannot be invented; give real ones with --samples")
+        rows = NUM_RANDOM if tensor.shape[0] == -1 else tensor.shape[0]
+        shape = (rows, *(_FREE_SIZE if size == -1 else size for size in tensor.shape[1:]))
+        dtype = DTYPES[tensor.datatype]
+        is_float = tensor.datatype in ("FP16", "BF16", "FP32", "FP64")
+        samples[tensor.name] = (rng.standard_normal(shape) if is_float else rng.integers(0, 2, shape)).astype(dtype)
+    return samples
+
+
+def split_samples(samples: Arrays, calibration: Arrays | None) -> tuple[Arrays, Arrays]:
+    """What int8 is calibrated on, and what answers are compared on: never the same rows."""
+    num_rows = len(next(iter(samples.values())))
+    if calibration is not None:
+        return calibration, cut_rows(samples, MAX_SAMPLES)
+    if num_rows < 2:
+        raise BadOption(f"int8 needs samples to calibrate on beside those of the check, received {num_rows}; give more")
+    half = num_rows // 2
+    return {name: array[:half] for name, array in samples.items()}, cut_rows(
+        {name: array[half:] for name, array in samples.items()}, MAX_SAMPLES
+    )
+
+
+def cut_rows(samples: Arrays, num_rows: int) -> Arrays:
+    """The first so many rows."""
+    return {name: array[:num_rows] for name, array in samples.items()}
+
+
+def _check(tensor: TensorSignature, array: Array) -> Array:
+    wanted = DTYPES[tensor.datatype]
+    if array.dtype != wanted:
+        if array.dtype.kind not in "fiub" or wanted.kind == "O":
+            raise BadModel(f"the input {tensor.name!r} is {tensor.datatype}, the example is {array.dtype}")
+        array = array.astype(wanted)
+    same_rank = len(array.shape) == len(tensor.shape) or not tensor.has_rank
+    if not same_rank or not array.ndim or any(w not in (-1, s) for s, w in zip(array.shape[1:], tensor.shape[1:], strict=False)):
+        raise BadModel(f"the input {tensor.name!r} has the shape {list(tensor.shape)} (-1: any), the example {list(array.shape)}")
+    if not array.size:
+        raise BadModel(f"the example of the input {tensor.name!r} is empty")
+    return np.ascontiguousarray(array)

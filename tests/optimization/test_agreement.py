@@ -1,0 +1,86 @@
+"""Agreement with the original: what counts as the same answer, and what is found out."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from tensorferry.errors import BadModel, BadOption
+from tensorferry.optimization.agreement import ask_original, compare_answers
+from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
+
+SIGNATURE = Signature((TensorSignature("x", "FP32", (-1, 4)),), (TensorSignature("y", "FP32", (-1, 4)),))
+X = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+
+
+class Function:
+    """A model that is a function of its input."""
+
+    def __init__(self, function) -> None:
+        self.function = function
+
+    def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        return [self.function(inputs["x"])]
+
+    def close(self) -> None:
+        pass
+
+
+def _swap_first_row(x: np.ndarray) -> np.ndarray:
+    y = x.copy()
+    y[(y == X[0]).all(1)] = -y[(y == X[0]).all(1)]
+    return y
+
+
+def test_the_same_model_passes_without_a_difference() -> None:
+    reference = ask_original(Function(lambda x: 2 * x), SIGNATURE, {"x": X})
+    match = compare_answers(reference, Function(lambda x: 2 * x))
+    assert (match.agreement, match.difference, match.fault) == (1.0, 0.0, "")
+    assert reference.num_samples == 20
+
+
+@pytest.mark.parametrize("judge", ["top1", "nearest", "close"])
+def test_one_wrong_row_of_twenty_costs_its_share(judge: str) -> None:
+    reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, judge)
+    assert 0.9 <= compare_answers(reference, Function(_swap_first_row)).agreement <= 0.96
+
+
+def test_scaling_changes_values_but_not_classes_or_neighbours() -> None:
+    for judge, agrees in (("top1", True), ("nearest", True), ("close", False)):
+        reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, judge)
+        assert (compare_answers(reference, Function(lambda x: 1.5 * x)).agreement == 1.0) is agrees
+
+
+def test_a_batch_that_was_frozen_on_the_way_is_found_out() -> None:
+    def frozen(x: np.ndarray) -> np.ndarray:
+        if len(x) != 8:
+            raise RuntimeError("expected 8 rows")
+        return x
+
+    reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X[:16]})
+    assert "cannot run x [1, 4]" in compare_answers(reference, Function(frozen)).fault
+
+
+@pytest.mark.parametrize(
+    ("function", "says"), [(lambda x: x[:, :3], "has the shape"), (lambda x: np.full_like(x, np.nan), "has NaN or infinity")]
+)
+def test_other_shapes_and_nan_are_faults(function, says: str) -> None:
+    assert says in compare_answers(ask_original(Function(lambda x: x), SIGNATURE, {"x": X}), Function(function)).fault
+
+
+def test_an_original_that_gives_nan_cannot_be_compared_with() -> None:
+    with pytest.raises(BadModel, match="the model itself gives NaN"):
+        ask_original(Function(lambda x: np.full_like(x, np.nan)), SIGNATURE, {"x": X})
+
+
+def test_an_unknown_judge_suggests_the_nearest() -> None:
+    with pytest.raises(BadOption, match="did you mean 'top1'"):
+        ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, "top")
+
+
+def test_the_original_is_asked_no_more_samples_than_there_is_time_for() -> None:
+    rows = {"x": np.concatenate([X, X, X])}
+    cut = ask_original(Function(lambda x: x), SIGNATURE, rows, deadline=0.0)
+    assert (cut.num_samples, cut.num_left) == (32, 28)
+    whole = ask_original(Function(lambda x: x), SIGNATURE, rows)
+    assert (whole.num_samples, whole.num_left) == (60, 0)
