@@ -109,7 +109,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["text.onnx"], "onnxruntime cannot load text.onnx"),
         (["script.pt"], "may carry code"),
         (["alone.xml"], "alone.xml has no weights beside it; put alone.bin into the same folder"),
-        (["text.xml"], "text.xml is no OpenVINO file"),
+        (["text.xml"], "OpenVINO cannot load text.xml: it is not XML"),
         (["torn.xml"], "OpenVINO cannot load torn.xml"),
         (["weights.safetensors"], "holds weights and no model; name the function that builds it"),
         ([f"{NETS}:make_picture", "--weights", "weights.safetensors", "--samples", "wrong.npy"], "cannot take weights from"),
