@@ -27,7 +27,7 @@ lint: setup
 
 # in the order of the files, for the long ones stand first: the last minutes keep every process busy
 test: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
 
 # the documentation as a site that opens offline: site/index.html
 docs: setup
