@@ -1,6 +1,6 @@
 """The Keras side of the memory benchmark, on the TensorFlow back end: build, train, hash.
 
-Every run has op determinism on and the graph rewrites that ferry runs with (`same_rewrites`): two of TensorFlow's own sum in
+Every run has op determinism on and the graph rewrites that ferry runs with (`same_rewrites`): some of TensorFlow's own sum in
 another order when a graph has other edges, and then a plain run could not be compared bit for bit.
 """
 
