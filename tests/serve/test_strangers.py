@@ -18,7 +18,9 @@ from tritonclient.grpc import service_pb2 as pb
 from watched import connect, post, read_all, serve, wait_until, wait_until_still
 from wire import Wire, make_request, pack
 
+from tensorferry.serve.faults import MemoryFull
 from tensorferry.serve.limits import MAX_HEADER_NBYTES
+from tensorferry.serve.memory import Charge, MemoryBudget
 from tensorferry.serve.rest.protocol import Connection
 from tensorferry.serve.rpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, write_frame
 from tensorferry.serve.rpc.messages import Status
@@ -190,6 +192,35 @@ def test_what_bodies_unpack_to_counts_too(root: Path) -> None:
     serve(root, client, max_memory_nbytes=8 * MIB)
 
 
+def test_what_is_read_in_a_thread_for_a_client_who_hangs_up_is_not_held_for_ever(root: Path) -> None:
+    text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%d], "data": [%s1]}]}'
+    packed = gzip.compress(text % (MIB, b"1," * (MIB - 1)))
+
+    def client(server: Server) -> None:
+        for _ in range(8):
+            with begin(server, len(packed), "content-encoding: gzip", path="/v2/models/numbers/infer") as line:
+                line.sendall(packed)
+            with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+                wire.data(wire.begin(wire.head("ModelInfer", ("grpc-encoding", "gzip"))), pack(packed, 1))
+                wire.ping()
+        wait_until(lambda: server.budget.num_held == 0)
+
+    serve(root, client)
+
+
+def test_what_is_charged_after_its_client_has_gone_is_refused_and_not_counted() -> None:
+    budget = MemoryBudget(100)
+    charge = Charge(budget)
+    charge.add(60)
+    with pytest.raises(MemoryFull, match="beyond"):
+        charge.add(41)
+    charge.close()
+    with pytest.raises(MemoryFull, match="gone"):
+        charge.add(1)
+    charge.add(-60)
+    assert (budget.num_held, charge.nbytes) == (0, 0)
+
+
 def test_answers_that_nobody_reads_count_too(root: Path) -> None:
     body = np.zeros((1, 4 * MIB), np.float32).tobytes()  # far more than sockets hold
     head = write_head(4 * MIB, binary=True)
@@ -319,6 +350,9 @@ def write_attack(wire: Wire, kind: str) -> bytes:
             message = pack(make_request())
             blocks = [wire.encoder.encode(each) for each in fields]
             behind = [write_frame(DATA, END_STREAM, 2 * at + 1, message) for at in range(len(blocks))]
+        case "data behind the end":
+            blocks = [wire.encoder.encode(wire.head())]
+            behind = [write_frame(DATA, END_STREAM, 1, pack(make_request())) + write_frame(DATA, 0, 1, b"x") * 40_000]
         case "unknown methods":
             blocks = [hpack.Encoder().encode(unknown, huffman=False)] * 4000
         case "size updates":
@@ -335,7 +369,9 @@ def write_attack(wire: Wire, kind: str) -> bytes:
     return b"".join(head + data for head, data in itertools.zip_longest(heads, behind, fillvalue=b""))
 
 
-@pytest.mark.parametrize("kind", ["many calls", "unknown methods", "size updates", "table churn", "huffman"])
+@pytest.mark.parametrize(
+    "kind", ["many calls", "data behind the end", "unknown methods", "size updates", "table churn", "huffman"]
+)
 def test_one_connection_keeps_no_other_waiting(root: Path, kind: str) -> None:
     def client(server: Server) -> None:
         with Wire(f"127.0.0.1:{server.grpc_port}") as wire:

@@ -238,9 +238,9 @@ class Journey:
             self.answer(outcome)
             return
         charge = self.request.charge
-        self.request.inputs = {}  # the answer may wait for long, and needs them no more
         try:
             if charge is not None:
+                self.request.inputs = {}  # the answer may wait for long, and needs them no more
                 charge.replace(held_nbytes(outcome.values()))
             if self.wanted and self._is_slow(outcome):
                 self._respond_later(outcome)

@@ -25,39 +25,45 @@ class MemoryBudget:
         self.num_held = 0
         self.lock = threading.Lock()  # bodies are unpacked and decoded in threads
 
-    def change(self, nbytes: int) -> None:
-        """Hold so many bytes more, or fewer; raises MemoryFull, and holds none of them, where that is beyond the budget."""
-        with self.lock:
-            if nbytes > 0 and self.num_held + nbytes > self.nbytes:
-                held, most = format_bytes(self.num_held), format_bytes(self.nbytes)
-                raise MemoryFull(
-                    f"requests hold {held} of the server's memory, and {format_bytes(nbytes)} more would be beyond the {most} "
-                    "that they may; try again later"
-                )
-            self.num_held += nbytes
-
 
 class Charge:
-    """What one request holds of the budget."""
+    """What one request holds of the budget; used by the thread that reads the request and the loop that may drop it."""
 
-    __slots__ = ("budget", "nbytes")
+    __slots__ = ("budget", "is_closed", "nbytes")
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
         self.nbytes = 0
+        self.is_closed = False
 
     def add(self, nbytes: int) -> None:
-        """Hold so many bytes more; raises MemoryFull."""
-        self.budget.change(nbytes)
-        self.nbytes += nbytes
+        """Hold so many bytes more, or fewer; raises MemoryFull, and holds none of them, where that is beyond the budget."""
+        budget = self.budget
+        with budget.lock:
+            if nbytes > 0:
+                if self.is_closed:
+                    raise MemoryFull("the client has gone, and what it sent is dropped")
+                if budget.num_held + nbytes > budget.nbytes:
+                    held, more, most = map(format_bytes, (budget.num_held, nbytes, budget.nbytes))
+                    raise MemoryFull(
+                        f"requests hold {held} of memory, {more} more are beyond the {most} that they may; try later"
+                    )
+            elif self.is_closed:
+                return
+            budget.num_held += nbytes
+            self.nbytes += nbytes
 
     def replace(self, nbytes: int) -> None:
         """Hold so many bytes instead of those held so far; raises MemoryFull, and goes on holding those."""
-        self.budget.change(nbytes - self.nbytes)
-        self.nbytes = nbytes
+        self.add(nbytes - self.nbytes)
 
     def release(self) -> None:
         """Hold nothing any more."""
-        if self.nbytes:
-            self.budget.change(-self.nbytes)
+        self.add(-self.nbytes)
+
+    def close(self) -> None:
+        """Hold nothing, for good: a thread that still reads for a client who has gone gets no more, and stops."""
+        with self.budget.lock:
+            self.budget.num_held -= self.nbytes
             self.nbytes = 0
+            self.is_closed = True

@@ -159,12 +159,9 @@ class RestApp:
 
         def answer(outcome: InferResponse | RequestFault) -> None:
             if isinstance(outcome, InferResponse) and not outcome.is_quick_to_write(_is_never if packing else forms.is_binary):
-                self._spawn(answer_later(outcome), exchange)
-                return
-            finish(outcome, self._write(exchange, outcome, forms, packing))
-
-        async def answer_later(outcome: InferResponse) -> None:
-            finish(outcome, await asyncio.to_thread(self._write, exchange, outcome, forms, packing))
+                self._spawn(self._answer_later(exchange, outcome, forms, packing, finish), exchange)
+            else:
+                finish(outcome, self._write(outcome, forms, packing))
 
         def finish(outcome: InferResponse | RequestFault, written: Written) -> None:
             status, head, body = written
@@ -178,21 +175,30 @@ class RestApp:
         if not exchange.is_over:
             exchange.ticket = ticket
 
-    def _write(self, exchange: Exchange, outcome: InferResponse | RequestFault, forms: OutputForms, packing: str) -> Written:
+    async def _answer_later(
+        self,
+        exchange: Exchange,
+        outcome: InferResponse,
+        forms: OutputForms,
+        packing: str,
+        finish: Callable[[InferResponse, Written], None],
+    ) -> None:
+        written = await asyncio.to_thread(self._write, outcome, forms, packing)
+        if not exchange.is_over:
+            finish(outcome, written)
+
+    def _write(self, outcome: InferResponse | RequestFault, forms: OutputForms, packing: str) -> Written:
         """Status, headers and body of what became of an inference."""
         if isinstance(outcome, RequestFault):
             return self.explain(outcome)
         try:
             header_length, body = write_response(outcome, forms)
-            headers = _JSON if header_length is None else _BINARY % header_length
-            if packing:
-                body = compress(body, packing)
-                headers += b"content-encoding: %s\r\n" % packing.encode()
-            nbytes = sum(map(len, body))
-            if nbytes > INLINE_NBYTES:
-                exchange.charge.replace(nbytes)
         except RequestFault as fault:
             return self.explain(fault)
+        headers = _JSON if header_length is None else _BINARY % header_length
+        if packing:
+            body = compress(body, packing)
+            headers += b"content-encoding: %s\r\n" % packing.encode()
         return 200, headers, body
 
     # ---- everything else ---------------------------------------------------------------------------------------------

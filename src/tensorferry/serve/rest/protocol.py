@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
         if self.exchange is not None:
             self.exchange.abandon()
             self.exchange = None
-        self.charge.release()
+        self.charge.close()
         self.seat.release()
 
     def pause_writing(self) -> None:
@@ -382,6 +382,12 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing():
             return
         nbytes = sum(map(len, body))
+        if nbytes > CONNECTION_NBYTES:
+            try:
+                self.charge.replace(nbytes)
+            except MemoryFull as fault:
+                status, headers, body = self.app.explain(fault)
+                nbytes = sum(map(len, body))
         closes = exchange.closes or self.is_draining
         head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, _CLOSE if closes else b"")
         self.exchange = None

@@ -419,7 +419,7 @@ class Connection(asyncio.Protocol):
         self.outflow.drop(stream)
         self.inflow.release(stream)
         if stream.charge.nbytes:
-            stream.charge.release()
+            stream.charge.close()
         if self.is_ending and not self.streams:
             self._half_close()
 

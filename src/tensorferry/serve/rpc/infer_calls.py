@@ -261,7 +261,7 @@ class StreamInfer:
         """Nobody waits any more."""
         slots, self.slots = self.slots, deque()
         for slot in slots:
-            slot.charge.release()
+            slot.charge.close()
             slot.cancel()
 
     def drain(self) -> None:
