@@ -92,14 +92,14 @@ def compare(case: Case, machine: Machine) -> Row:
     """One model, predicted from its shapes and measured by training it."""
     held = _train(Request(case, "plain", num_steps=2), exact_malloc=True)
     turns = [(predict(case, machine), _train(Request(case, "plain"))) for _ in range(NUM_TURNS)]
-    outlooks = [step for step, _ in turns]
+    steps = [step for step, _ in turns]
     ordinary = combine([trained for _, trained in turns])
     return Row(
         model=case.label,
-        predicted_nbytes=outlooks[0].plain_peak_nbytes + machine.reserved_nbytes,
+        predicted_nbytes=steps[0].plain_peak_nbytes + machine.reserved_nbytes,
         held_nbytes=held.peak_nbytes,
         resident_nbytes=ordinary.peak_nbytes,
-        predicted_seconds=statistics.median(step.trace.seconds for step in outlooks),
+        predicted_seconds=statistics.median(step.trace.seconds for step in steps),
         measured_seconds=ordinary.wall_seconds,
     )
 

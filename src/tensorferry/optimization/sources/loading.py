@@ -17,7 +17,7 @@ from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, invent_samples
 from tensorferry.optimization.sources.source import Source, root_cause
 from tensorferry.recipes.loading import load_reference
 from tensorferry.recipes.recipe import Recipe, Samples
-from tensorferry.train.trained import Trained
+from tensorferry.train.trained import Trained, load_trained
 
 _KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
 _INVENTED = "answers were compared on random inputs, which say little about real ones; give real ones with --samples"
@@ -104,8 +104,6 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
     """A run's model, compared on its held-out samples and calibrated on those that it was trained on."""
     if not (path / "config.json").is_file():
         raise BadModel(f"{str(path)!r} is neither a run nor a SavedModel; give {_KINDS}")
-    from tensorferry.train.trained import load_trained
-
     trained = load_trained(path)
     samples = _take_held_out(trained)
     source = replace(
