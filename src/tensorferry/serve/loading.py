@@ -29,6 +29,7 @@ from tensorferry.serve.tensors import DTYPES, Array, check_datatype, check_shape
 
 _LOG = logging.getLogger("tensorferry.serve")
 _GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+_MAX_INSTANCES = 64  # each is a thread, and a copy of what a runtime needs to run
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +52,42 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
     options = _make_options(workshop, config, path, groups)
     runtime = _open_runtime(backend, options)
     runners: list[Runner] = []
+    spare: Runner | None = None
     try:
         complete = complete_config(config, backend, runtime.signature, workshop.default_max_batch_size)
         instances = _make_instances(workshop, runtime, groups, config.name, runners)
         if complete.max_batch_size and not config.max_batch_size:
             complete = _prove_batching(complete, config, backend, runtime, runners[0])
         spec = make_spec(complete, folder)
-        policy = read_policy(complete, workshop.default_max_queue)
         for runner in runners:
             _warm_up(complete, spec, runner, folder)
         policy = read_policy(complete, workshop.default_max_queue)
+        # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
+        if spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances):
+            spare = runtime.new_runner()
+            runners.append(spare)
+        scheduler = Scheduler(
+            spec,
+            policy,
+            instances,
+            Stats(),
+            limiter=workshop.limiter,
+            cork=workshop.cork,
+            name=f"{config.name}/{version}",
+            spare=spare,
+        )
     except Exception:
         for runner in runners:
             runner.close()
         runtime.close()
         raise
-    name = f"{config.name}/{version}"
-    # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
-    has_spare = spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)
-    scheduler = Scheduler(
-        spec,
-        policy,
-        instances,
-        Stats(),
-        limiter=workshop.limiter,
-        cork=workshop.cork,
-        name=name,
-        spare=runtime.new_runner() if has_spare else None,
-    )
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
 
 
 def _make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]) -> LoadOptions:
     num_instances = sum(_count(group) for group in groups)
+    if num_instances > _MAX_INSTANCES:
+        raise BadModel(f"model '{config.name}' asks for {num_instances:,} instances; at most {_MAX_INSTANCES} are made")
     devices = {(group.kind == _GPU, next(iter(group.gpus), 0)) for group in groups}
     if len(devices) > 1:
         raise BadModel(f"the instance groups of model '{config.name}' are on different devices; put them on one")

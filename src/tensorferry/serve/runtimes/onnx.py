@@ -27,6 +27,7 @@ _DATATYPES = {
     "tensor(double)": "FP64",
     "tensor(string)": "BYTES",
 }
+_MAX_THREADS = 1024  # no machine has more cores for one model, and thousands take minutes to start
 _ONNX_BFLOAT16 = 16  # onnx.TensorProto.BFLOAT16
 
 
@@ -40,8 +41,8 @@ class OnnxRuntime:
 
     def __init__(self, options: LoadOptions) -> None:
         settings = ort.SessionOptions()
-        settings.intra_op_num_threads = int(options.parameters.get("intra_op_thread_count", options.num_threads))
-        settings.inter_op_num_threads = int(options.parameters.get("inter_op_thread_count", 1))
+        settings.intra_op_num_threads = _read_num_threads(options, "intra_op_thread_count", options.num_threads)
+        settings.inter_op_num_threads = _read_num_threads(options, "inter_op_thread_count", 1)
         settings.log_severity_level = 4  # what goes wrong is raised; logged as well it would be said twice
         # idle threads that spin would take the cores from other models
         settings.add_session_config_entry(
@@ -152,3 +153,10 @@ def _from_value(value: ort.OrtValue) -> Array:
         return value.numpy()
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(data, DTYPES["BF16"]).reshape(value.shape())
+
+
+def _read_num_threads(options: LoadOptions, name: str, default: int) -> int:
+    text = options.parameters.get(name, str(default))
+    if not text.isdecimal() or int(text) > _MAX_THREADS:
+        raise BadModel(f"the parameter '{name}' is {text[:40]!r}; expected a whole number of at most {_MAX_THREADS} threads")
+    return int(text)

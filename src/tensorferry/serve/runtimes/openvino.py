@@ -12,7 +12,9 @@ from tensorferry.serve.faults import InvalidRequest
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 from tensorferry.serve.tensors import DTYPES, Array
+from tensorferry.units import format_bytes
 
+_MAX_TEXT_NBYTES = 64 * 2**20
 _DATATYPES = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -137,6 +139,12 @@ def _to_tensor(array: Array, name: str) -> ov.Tensor:
         if any(element.endswith(b"\0") for element in array.flat):
             # text goes through arrays of fixed width, which drop zeros at the end
             raise InvalidRequest(f"input '{name}' holds text that ends with a zero byte, which OpenVINO would lose")
+        widest_nbytes = max((len(element) for element in array.flat), default=0)
+        if array.size * widest_nbytes > _MAX_TEXT_NBYTES:  # every element would be as wide as the widest
+            raise InvalidRequest(
+                f"input '{name}' holds {array.size:,} texts of up to {format_bytes(widest_nbytes)}; OpenVINO needs "
+                f"{format_bytes(array.size * widest_nbytes)} for them, and at most {format_bytes(_MAX_TEXT_NBYTES)} are taken"
+            )
         return ov.Tensor(np.array(array, dtype=np.bytes_))
     if array.dtype == DTYPES["BF16"]:
         return ov.Tensor(np.ascontiguousarray(array).view(np.uint16), ov.Shape(array.shape), ov.Type.bf16)
