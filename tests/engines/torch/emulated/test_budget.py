@@ -3,12 +3,15 @@
 import pytest
 import torch
 from emulated.accelerator import Emulated, Order
-from emulated.networks import DEVICE, layers, train, values
+from emulated.networks import DEVICE, batch, layers, train, values
 from emulated.swapping import swapping
 from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 import tensorferry as ferry
 from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.swap import Handle
 from tensorferry.errors import BudgetTooSmall
 
@@ -43,6 +46,39 @@ def test_training_fits_a_device_that_has_as_much_as_the_budget(emulated: Emulate
     # nothing waits, freed and yet in use, for a stream that may still read it
     assert emulated.highest_in_use_nbytes() == torch.accelerator.max_memory_allocated()
     assert entered.report().measured_peak_nbytes <= budget
+
+
+def test_what_a_plan_keeps_is_swapped_when_memory_is_held_that_it_does_not_know(
+    emulated: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shed: list[int] = []
+    held: list[torch.Tensor] = []
+
+    def hold(*_: object) -> None:
+        with _disable_current_modes():  # as a library would that the engine sees nothing of
+            held.append(torch.zeros(3 * MIB, device=DEVICE))
+
+    original = PlannedStep._shed
+    monkeypatch.setattr(PlannedStep, "_shed", lambda step, nbytes: (original(step, nbytes), shed.append(step.diary.num_shed)))
+    model = layers(10)
+    torch.accelerator.reset_peak_memory_stats()
+    losses = train(model, _optimizer(model, "sgd"), num_steps=9, rows=4096)
+    budget = int(0.7 * emulated.highest_in_use_nbytes())
+    del model
+    model = layers(10)
+    with LargeModel(model, budget, "auto", False, 2**16, 10.0):
+        optimizer = _optimizer(model, "sgd")
+        found = train(model, optimizer, num_steps=8, rows=4096)
+        emulated.set_capacity(budget)
+        model[3].register_forward_pre_hook(hold)
+        x, y = batch(4096, seed=8)
+        loss = functional.mse_loss(model(x), y)
+        held.clear()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    assert found == losses
+    assert sum(shed) > 0
 
 
 def test_a_copy_in_under_way_is_counted_once(emulated: Emulated) -> None:
