@@ -55,7 +55,10 @@ def _add_samples(parser: argparse.ArgumentParser) -> None:
         help="real inputs to compare on: .npz, or .npy for one input (default: a run's held-out samples)",
     )
     group.add_argument(
-        "--calibrate", type=Path, metavar="FILE", help="inputs to calibrate int8 on: .npz, .npy, or data for a run's recipe"
+        "--calibrate",
+        type=Path,
+        metavar="FILE",
+        help="inputs to calibrate int8 on: .npz or .npy; for a run, data that its recipe reads",
     )
     group.add_argument("--labels", type=Path, metavar="FILE", help="class names, one per line")
     group.add_argument(

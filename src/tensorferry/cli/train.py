@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         _refuse_with_resume(options)
         return resume(options.resume, progress, options.recipe)
     if options.recipe is None:
-        raise BadOption("name a recipe (ferry train RECIPE), or a run to go on with (ferry train --resume FOLDER)")
+        raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
     settings = dict(_pair(text) for text in options.set)
     if options.steps is not None:
         settings["steps"] = str(options.steps)
@@ -96,9 +96,7 @@ def _refuse_with_resume(options: argparse.Namespace) -> None:
     unset = {"set": [], "force": False}
     wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name) != unset.get(name)]
     if wrong:
-        raise BadOption(
-            f"a run goes on as it was begun, so --resume takes no {', '.join(wrong)}; leave that out, or start a new run"
-        )
+        raise BadOption(f"--resume uses the options the run was started with; leave out {', '.join(wrong)}, or start a new run")
 
 
 def _pair(text: str) -> tuple[str, str]:
