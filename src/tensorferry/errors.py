@@ -20,7 +20,7 @@ FerryError
 ├── BadRecipe            no such recipe or setting, or one that cannot be loaded
 ├── BadData              a source of data that cannot be used
 ├── BadRun               a run's folder that is missing, in the way, or of another recipe or version
-├── RunFailed            training had to stop: the loss is no number any more, the disk is full
+├── RunFailed            training had to stop: the loss is NaN, the disk is full
 └── MissingExtra         an optional package is not installed
 """
 
@@ -36,7 +36,7 @@ class BadBudget(FerryError, ValueError):
 class BudgetTooSmall(FerryError):
     """One step cannot run in the budget, whatever is swapped or recomputed.
 
-    `smallest_nbytes` is the smallest budget that would do.
+    `smallest_nbytes` is the smallest budget that works.
     """
 
     def __init__(self, message: str, smallest_nbytes: int) -> None:

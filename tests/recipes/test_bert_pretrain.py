@@ -132,7 +132,7 @@ def test_a_text_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     short, binary, lacking = tmp_path / "short.txt", tmp_path / "binary.txt", tmp_path / "tokenizer.json"
     short.write_text("One line.\n" * 30)
     binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadData, match=r"short\.txt has \d+ chunks of 16 tokens.*Take a longer text"):
+    with pytest.raises(BadData, match=r"short\.txt has \d+ chunks of 16 tokens.*Use a longer text"):
         recipe.load_data(short)
     with pytest.raises(BadData, match=r"cannot read .*binary\.txt"):
         recipe.load_data(binary)

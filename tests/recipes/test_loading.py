@@ -72,7 +72,7 @@ def test_without_settings_the_recipes_own_are_taken(file: Path) -> None:
         ({"steepness": "inf"}, None, "expected steepness to be a number above zero, received 'inf'"),
         ({"decay": "-0.1"}, None, "expected decay to be a number from zero up, received '-0.1'"),
         ({"dropout": "2"}, None, "expected dropout to be a number from zero up and below one, received '2'"),
-        ({}, "pretraind", "cannot begin from 'pretraind' (did you mean 'pretrained'?)"),
+        ({}, "pretraind", "cannot start from 'pretraind' (did you mean 'pretrained'?)"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_the_nearest(
@@ -111,7 +111,7 @@ def test_the_bounds_of_a_range_can_be_set(file: Path) -> None:
     [
         ("Mime", "has no recipe 'Mime' (did you mean 'Mine'?)"),
         ("not_a_class", "inherits from TorchRecipe or KerasRecipe"),
-        ("Half", "lacks build_model, compute_loss, evaluate, make_optimizer"),
+        ("Half", "does not define build_model, compute_loss, evaluate, make_optimizer"),
     ],
 )
 def test_what_is_no_recipe_is_refused(name: str, says: str, file: Path) -> None:

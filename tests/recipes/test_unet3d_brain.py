@@ -135,7 +135,7 @@ def test_a_few_steps_lower_the_loss_and_raise_dice(backend: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resolution": 20}, "resolution=20 cannot be halved 3 times; take a multiple of 8"),
+        ({"resolution": 20}, "resolution=20 cannot be halved 3 times; use a multiple of 8"),
         ({"resolution": 8}, "resolution=8"),
         ({"patch": 4}, "patch=4 cannot be halved"),
         ({"patch": 24}, "patch=24 is larger than resolution=16"),
@@ -151,7 +151,7 @@ def test_sizes_that_the_network_cannot_take_are_refused(settings: dict[str, int]
     [
         ("0,1", "cannot read '0' of labels="),
         ("0:", "cannot read '0:'"),
-        ("0:background", "names one class"),
+        ("0:background", "names only one class"),
         ("a:b", "cannot read"),
     ],
 )

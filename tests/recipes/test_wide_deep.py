@@ -110,7 +110,7 @@ def test_the_area_under_the_curve_is_one_for_a_perfect_order_and_half_for_none()
             "there is no column 'sol' (did you mean 'sold'?); there are price, weight, colour, shape, sold",
         ),
         ({"ignore": "wait"}, _goods(), "there is no column 'wait'"),
-        ({"ignore": "price,weight,colour,shape"}, _goods(), "no column is left to find 'sold' by"),
+        ({"ignore": "price,weight,colour,shape"}, _goods(), "no column is left to predict 'sold' from"),
         ({"target": "weight"}, _goods(), "the column 'weight' of"),
         ({}, f"{HEADER}\n" + "1,2,red,round,yes\n" * 30, "the column 'sold' of"),
         ({}, f"{HEADER}\n" + "1,2,red,round,yes\n" * 3, "has 3 rows with a 'sold'; at least 20"),

@@ -82,7 +82,7 @@ def test_a_run_without_a_step_and_one_under_way_are_drawn_too() -> None:
 def test_a_step_that_was_left_out_is_counted() -> None:
     view = make_view()
     rows = [dict(row) | ({"loss": None} if row["step"] == 5 else {}) for row in view.rows]
-    assert "1 left out: no number" in _text(replace(view, rows=rows))
+    assert "1 left out: NaN or infinite" in _text(replace(view, rows=rows))
 
 
 def test_no_text_of_a_run_is_taken_for_markup() -> None:

@@ -35,7 +35,7 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(bac
         "resumes_after_a_bad_loss": True,
         "resumes_in_fp16": True,
         "makes_up_an_evaluation": True,
-        "spoilt": "step 6 left weights that are NaN or infinite, and 5 steps were left out for that already",
+        "spoilt": "step 6 left weights that are NaN or infinite, and 5 steps were already left out for that",
         "num_outputs": 2,
     }
 
@@ -65,5 +65,5 @@ def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     assert main(["train", "--resume", str(folder)]) == 2
     shown = capsys.readouterr().err
-    assert "was begun with Keras on torch, and KERAS_BACKEND says tensorflow" in shown
+    assert "was started with Keras on torch, but KERAS_BACKEND says tensorflow" in shown
     assert shown.count("\n") == 1

@@ -38,7 +38,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line_is_drawn_as_far_as_it_cam
 def test_what_cannot_be_drawn_is_one_line_and_code_2(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = train(settings={"steps": "2"})
     for arguments, says in (
-        ([str(tmp_path / "none")], "is no run"),
+        ([str(tmp_path / "none")], "is not a run"),
         ([str(folder), "--out", str(tmp_path / "page.pdf")], "end it with .html"),
     ):
         assert main(["report", *arguments]) == 2

@@ -140,7 +140,7 @@ def test_checkpoints_of_another_version_are_called_so(train: Train, go_on: Calla
     told_of = [note for note in told.notes if "is of another version (it has format 'tensorferry-checkpoint-9'" in note]
     assert len(told_of) == len(list((folder / "checkpoints").glob("step-*")))
     assert told_of[0].endswith("taking the one before")
-    assert told_of[-1].endswith("there is none before")
+    assert told_of[-1].endswith("there is none before it")
     assert not any("damaged" in note for note in told.notes)
 
 
@@ -287,7 +287,7 @@ def test_a_model_that_does_not_fit_is_told_of_budgets(train: Train, tmp_path: Pa
 def test_a_run_that_is_there_is_only_overwritten_by_force(train: Train, tmp_path: Path) -> None:
     folder = train()
     before = weights(folder)
-    with pytest.raises(ferry.BadRun, match=r"exists; go on with it \(ferry train --resume .*--force"):
+    with pytest.raises(ferry.BadRun, match=r"exists; resume it \(ferry train --resume .*--force"):
         train()
     assert weights(folder) == before
     train(seed=8, force=True)
@@ -320,13 +320,13 @@ def test_a_run_of_another_recipe_or_version_is_refused(train: Train, tmp_path: P
         resume(folder, told, "other")
     state = folder / "checkpoints" / "step-00000002" / "state.json"
     state.write_text(state.read_text().replace("tiny.py:Tiny", "tiny.py:Huge"))
-    with pytest.raises(ferry.BadRun, match=r"belongs to a run of .*; take it out to go on from the one before"):
+    with pytest.raises(ferry.BadRun, match=r"belongs to a run of .*; remove it to resume from the one before"):
         resume(folder, told)
     config = folder / "config.json"
     config.write_text(config.read_text().replace("tensorferry-run-1", "tensorferry-run-99"))
     with pytest.raises(ferry.BadRun, match=rf"written by tensorferry {ferry.__version__}: it has format 'tensorferry-run-99'"):
         resume(folder, told)
-    with pytest.raises(ferry.BadRun, match="is no run"):
+    with pytest.raises(ferry.BadRun, match="is not a run"):
         resume(tmp_path / "nowhere", told)
 
 
@@ -357,11 +357,11 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train,
         ([TINY, "--precision", "bf61"], "did you mean 'bf16'"),
         ([TINY, "--budget", "2 potatoes"], "cannot read '2 potatoes' as bytes"),
         ([TINY, "--budget", "1KiB"], "one step needs at least"),
-        ([TINY, "--from", "pretraind"], "it begins from scratch"),
+        ([TINY, "--from", "pretraind"], "it starts from scratch"),
         ([TINY, "--data", "nowhere.csv"], "there is no file or folder 'nowhere.csv'"),
-        (["--resume", "nowhere"], "'nowhere' is no run"),
-        (["--resume", "nowhere", "--steps", "3"], "--resume takes no --steps"),
-        (["--resume", "nowhere", "--precision", "bf16"], "--resume takes no --precision"),
+        (["--resume", "nowhere"], "'nowhere' is not a run"),
+        (["--resume", "nowhere", "--steps", "3"], "leave out --steps"),
+        (["--resume", "nowhere", "--precision", "bf16"], "leave out --precision"),
     ],
 )
 def test_what_cannot_run_is_one_line_and_code_2_and_writes_nothing(

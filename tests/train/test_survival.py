@@ -120,7 +120,7 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
     state = read_state(folder / "checkpoints" / "latest")
     assert state.step == rows[-1]["step"] == len(rows)
     name = signal.Signals(number).name
-    assert f"stopped by {name} after step {state.step}, saved; go on with: ferry train --resume {folder}" in shown
+    assert f"stopped by {name} after step {state.step}, saved; resume with: ferry train --resume {folder}" in shown
     assert "of 100,000 steps done" in (folder / "report.html").read_text()
 
 
@@ -163,7 +163,7 @@ def test_the_run_that_a_killed_one_was_to_overwrite_is_back_when_training_starts
     assert weights(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     _kill_while_loading(folder)
-    with pytest.raises(ferry.BadRun, match="exists; go on with it"):
+    with pytest.raises(ferry.BadRun, match="exists; resume it"):
         begin(TrainRequest(TINY, {"steps": "3"}, out=folder, seed=7), Told())
     assert weights(folder) == before
     _kill_while_loading(folder)
@@ -208,7 +208,7 @@ def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server
             command = [sys.executable, "-m", "tensorferry.cli", "train", *arguments]
             second = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
             assert second.returncode == 2
-            assert f"ferry: process {first.pid} trains in {str(folder)!r}" in second.stderr
+            assert f"ferry: process {first.pid} is training in {str(folder)!r}" in second.stderr
             assert second.stderr.count("\n") == 1
     finally:
         first.kill()

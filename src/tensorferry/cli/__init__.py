@@ -13,6 +13,17 @@ _VERBS = (demo, recipes, train, report, optimize, estimate, machines, serve, ben
 _FAILED = (RunFailed, TierFull, TierLost, CopyStuck)  # under way: what was asked for could be begun
 
 
+_EXAMPLES = """examples:
+  ferry demo                                                     see it work: an MRI under a hard memory cap
+  ferry estimate resnet50 --batch 512 --on v100-16gb-nvlink2     will it fit?
+  ferry train bert-classify --data reviews.csv --out runs/reviews
+  ferry optimize runs/reviews --to models/
+  ferry serve models/
+
+`ferry VERB --help` shows the options of a verb, with examples.
+"""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, as all of ours."""
 
@@ -24,7 +35,10 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = Parser(
-        prog="ferry", description="From out-of-memory to in-production: train inside a memory budget, optimise, serve."
+        prog="ferry",
+        description="From out-of-memory to in-production: train inside a memory budget, optimise, serve.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tensorferry {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")

@@ -16,27 +16,40 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "bench-serve",
-        help="measure a prediction server",
-        description="Measure a server of the Open Inference Protocol in a closed loop, at several concurrencies. "
-        "Exit code 1: a request failed.",
+        help="measure the throughput and latency of a prediction server",
+        description="Measure throughput and latency of a server of the Open Inference Protocol, at several concurrencies.\n"
+        "Each client sends its next request when it has the answer to the last. The exit code is 1 if a request failed.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("url", metavar="URL", help="http://, https://, grpc:// or grpcs:// with host and port")
     parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument("--model-version", default="", metavar="N", help="default: the server's choice")
+    parser.add_argument("--model-version", default="", metavar="N", help="which version to ask (default: the server's choice)")
     parser.add_argument(
-        "--concurrency", type=_numbers, default=BenchOptions.concurrencies, metavar="N,...", help="default 1,8,32"
+        "--concurrency",
+        type=_numbers,
+        default=BenchOptions.concurrencies,
+        metavar="N,...",
+        help="clients at the same time (default 1,8,32)",
     )
     parser.add_argument(
-        "--seconds", type=seconds, default=BenchOptions.seconds, metavar="S", help="for each; default %(default)g"
+        "--seconds",
+        type=seconds,
+        default=BenchOptions.seconds,
+        metavar="S",
+        help="how long to measure each concurrency (default %(default)g)",
     )
-    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="rows of a request (default %(default)s)")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="rows per request (default %(default)s)")
     parser.add_argument(
-        "--shape", type=_shape, action="append", default=[], metavar="NAME:N,...", help="sizes that the model leaves open"
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME:N,...",
+        help="sizes for dimensions that the model leaves open",
     )
-    parser.add_argument("--json", action="store_true", help="send tensors as JSON instead of bytes (REST)")
-    parser.add_argument("--api-key", default="", metavar="KEY")
+    parser.add_argument("--json", action="store_true", help="send tensors as JSON instead of binary (REST)")
+    parser.add_argument("--api-key", default="", metavar="KEY", help="sent with every request")
     parser.set_defaults(run=_run)
 
 

@@ -8,9 +8,9 @@ from tensorferry.demo.show import DemoSettings, show
 from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:
-  ferry demo                        under three minutes on two cores
-  ferry demo --size 64 --steps 2    smaller and quicker
-  ferry demo --budget 650MiB        a budget of your own; the cap leaves a little room above it
+  ferry demo                        takes under three minutes on two cores
+  ferry demo --size 64 --steps 2    a smaller volume, quicker
+  ferry demo --budget 650MiB        your own budget; the cap is set a little above it
 """
 
 
@@ -18,9 +18,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "demo",
-        help="train a 3D U-Net on an MRI under a hard memory cap that plain training does not survive",
-        description="Train the recipe unet3d-brain three times, each in a process of its own: plain, plain under a hard memory "
-        "cap, and under the same cap with a budget. Compare the losses bit for bit.",
+        help="see it work: train a 3D U-Net under a memory cap that kills plain training",
+        description="Train the recipe unet3d-brain three times, each in its own process: plain, plain under a hard memory cap,\n"
+        "and under the same cap with a budget. Then compare the losses, bit for bit.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -29,15 +29,21 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=Path,
         default=DemoSettings.out,
         metavar="FOLDER",
-        help="where the run with its report goes (default %(default)s)",
+        help="where to put the run and its report (default %(default)s)",
     )
     parser.add_argument(
         "--steps", type=positive, default=DemoSettings.num_steps, metavar="N", help="steps to train (default %(default)s)"
     )
     parser.add_argument(
-        "--size", type=_edge, default=DemoSettings.edge, metavar="N", help="edge of the volume (default %(default)s)"
+        "--size",
+        type=_edge,
+        default=DemoSettings.edge,
+        metavar="N",
+        help="voxels along each edge of the volume (default %(default)s)",
     )
-    parser.add_argument("--budget", metavar="BYTES", help='such as "650MiB" (default: 45 %% of what plain training takes)')
+    parser.add_argument(
+        "--budget", metavar="BYTES", help='memory budget, such as "650MiB" (default: 45 %% of what plain training takes)'
+    )
     parser.set_defaults(run=_run)
 
 

@@ -16,7 +16,7 @@ _EXAMPLES = """examples:
   ferry estimate bert-large --on file.yaml --set link_out=25GB/s --set link_in=25GB/s
 
 models: resnet50, resnet152, googlenet, unet3d, bert-base, bert-large, gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-6.7b,
-gpt3-13b, or a function of your own that returns an nn.Module. machines: see `ferry machines`.
+gpt3-13b, or your own function that returns an nn.Module or a Keras model. machines: see `ferry machines`.
 """
 
 
@@ -24,36 +24,47 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "estimate",
-        help="whether a model trains on a machine, with and without large model support, and what it costs",
-        description="Predict a training step of a model on machines that need not be there: memory, seconds, what is kept, "
-        "swapped and recomputed, and how far batch or resolution can go. Nothing is executed and nothing allocated, except "
-        'on "this": there single ops of the step are timed.',
+        help="will it fit? predict memory and time of a training step on any machine",
+        description="Predict a training step on machines you do not have: memory, seconds, what is kept, swapped, recomputed,\n"
+        'and how far batch or resolution can go. Nothing runs and nothing is allocated, except on "this", your own\n'
+        "computer, where single ops are timed.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="MODEL", help="a built-in name, package.module:function or file.py:function")
     parser.add_argument(
-        "--on", action="append", required=True, metavar="MACHINE", help='of the table, file.yaml, or "this"; may be repeated'
+        "--on",
+        action="append",
+        required=True,
+        metavar="MACHINE",
+        help='a name from `ferry machines`, file.yaml, or "this"; repeatable',
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="samples a step (default: the model's)")
+    parser.add_argument("--batch", type=int, metavar="N", help="samples per step (default: the model's)")
     parser.add_argument(
-        "--input", action="append", default=[], metavar="SHAPE", help="as 8x3x512x512 or 8x128:int64; once for each input"
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="shape of an input, such as 8x3x512x512 or 8x128:int64; once per input",
     )
     parser.add_argument("--optimizer", metavar="NAME", help="sgd (with momentum), adam, adamw or rmsprop")
     parser.add_argument("--loss", metavar="NAME", help="cross_entropy, token_cross_entropy (classes last), mse or mean")
     parser.add_argument("--precision", default="fp32", metavar="NAME", help="fp32, tf32, fp16 or bf16 (default %(default)s)")
     parser.add_argument("--max", dest="largest", metavar="AXIS", help="also find the largest batch or resolution")
     parser.add_argument(
-        "--policy", default="ferry", metavar="NAME", help="ferry, or swap-all: everything, as TFLMS did (default %(default)s)"
+        "--policy",
+        default="ferry",
+        metavar="NAME",
+        help="ferry, or swap-all: swap everything, as TFLMS did (default %(default)s)",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a value of the machines, as link_out=25GB/s",
+        help="change a value of the machines, such as link_out=25GB/s; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="write the estimate as JSON to stdout instead of the table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with the timelines")
     parser.set_defaults(run=_run)
 

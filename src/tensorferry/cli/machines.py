@@ -6,7 +6,7 @@ import json
 _EXAMPLES = """examples:
   ferry machines             the table
   ferry machines --json      the same for programs, with every source
-  ferry machines measure     measure this one anew; estimates call it "this"
+  ferry machines measure     measure this machine again; estimates call it "this"
 """
 
 
@@ -14,13 +14,15 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "machines",
-        help="the machines that estimates know, each with its source",
-        description="List the machine table, or measure this machine.",
+        help="list the machines that estimates know, or measure this one",
+        description="List the machines that estimates know, each with its source, or measure this one.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="?", choices=("list", "measure"), default="list", help="list (default) or measure this one")
-    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+    parser.add_argument(
+        "what", nargs="?", choices=("list", "measure"), default="list", help="list all (default), or measure this one"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 
 _EXAMPLES = """examples:
-  ferry recipes                       the catalog: task, framework, data, size, and where you may enter
+  ferry recipes                       the catalog: task, framework, data, size, where you can start
   ferry recipes show bert-classify    one card: data and licence, settings, figures, commands to copy
   ferry recipes --json                the same for programs
 """
@@ -14,14 +14,14 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "recipes",
-        help="the catalog of models on their data, each with a card",
-        description="List the recipes, or show the card of one.",
+        help="list ready-made recipes: models with data to train them on",
+        description="List the recipes, or show one of them: its data, settings, figures and commands.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="list (default) or show one")
+    parser.add_argument("what", nargs="?", choices=("list", "show"), default="list", help="list all (default), or show one")
     parser.add_argument("name", nargs="?", metavar="RECIPE", help="the recipe to show")
-    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 

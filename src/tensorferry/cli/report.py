@@ -13,13 +13,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     """Add this verb."""
     parser = verbs.add_parser(
         "report",
-        help="draw a run on one page: curves, memory against budget, timeline, metrics, what was run",
-        description="Draw a run, finished or not, on one page that opens offline.",
+        help="draw a run on one page: curves, memory, timeline, metrics",
+        description="Draw a run, finished or not, on one HTML page that opens offline.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a run that ferry train has made")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page goes (default: report.html in the folder)")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a run of `ferry train`")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the page (default: report.html in the folder)")
     parser.set_defaults(run=_run)
 
 

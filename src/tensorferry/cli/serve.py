@@ -9,9 +9,9 @@ from tensorferry.serve.options import CONTROL_MODES, ServeOptions
 from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:
-  ferry serve models/                                        REST on 8000, gRPC on 8001, for this machine alone
-  ferry serve models/ --host 0.0.0.0 --api-keys keys.txt     for others too, with keys
-  ferry serve models/ --model-control-mode poll              follow changes of the folder
+  ferry serve models/                                        REST on 8000, gRPC on 8001, for this machine only
+  ferry serve models/ --host 0.0.0.0 --api-keys keys.txt     for other machines too, with keys
+  ferry serve models/ --model-control-mode poll              load and unload as the folder changes
   ferry serve models/ --model-control-mode explicit --load-model resnet
 """
 
@@ -21,39 +21,47 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = verbs.add_parser(
         "serve",
         help="serve a folder of models over REST and gRPC",
-        description="Serve the models of a folder (Triton's layout) over the Open Inference Protocol, until SIGTERM or Ctrl-C.",
+        description="Serve a folder of models (Triton's layout) over the Open Inference Protocol, until SIGTERM or Ctrl-C.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a folder with one folder a model")
+    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
     _add_network(parser)
     _add_models(parser)
     _add_limits(parser)
-    parser.add_argument("--log-json", action="store_true", help="one JSON object a line instead of text")
-    parser.add_argument("--log-verbose", type=count, default=0, metavar="N", help="above 0: a line for every inference")
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object per line instead of text")
+    parser.add_argument("--log-verbose", type=count, default=0, metavar="N", help="above 0: log every inference")
     parser.set_defaults(run=_run)
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("network")
-    group.add_argument("--host", default=ServeOptions.host, help="address to listen on (default %(default)s: this machine alone)")
+    group.add_argument("--host", default=ServeOptions.host, help="address to listen on (default %(default)s: this machine only)")
     group.add_argument(
-        "--http-port", type=_port, default=ServeOptions.http_port, metavar="PORT", help="default %(default)s; 0: any"
+        "--http-port",
+        type=_port,
+        default=ServeOptions.http_port,
+        metavar="PORT",
+        help="for REST (default %(default)s; 0: any free one)",
     )
     group.add_argument(
-        "--grpc-port", type=_port, default=ServeOptions.grpc_port, metavar="PORT", help="default %(default)s; 0: any"
+        "--grpc-port",
+        type=_port,
+        default=ServeOptions.grpc_port,
+        metavar="PORT",
+        help="for gRPC (default %(default)s; 0: any free one)",
     )
-    group.add_argument("--no-http", action="store_true", help="no REST, metrics and status page")
-    group.add_argument("--no-grpc", action="store_true", help="no gRPC")
+    group.add_argument("--no-http", action="store_true", help="turn REST, metrics and the status page off")
+    group.add_argument("--no-grpc", action="store_true", help="turn gRPC off")
     group.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM; encrypts REST and gRPC")
     group.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
-    group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="clients must have a certificate of this authority")
+    group.add_argument("--tls-client-ca", type=Path, metavar="FILE", help="require a client certificate from this authority")
     group.add_argument(
         "--shared-memory",
         metavar="PREFIX",
-        help="let clients of this machine register shared memory whose names begin with PREFIX (default: off)",
+        help="let local clients register shared memory whose name starts with PREFIX (default: off)",
     )
-    group.add_argument("--api-keys", type=Path, metavar="FILE", help="a key a line; read again when it changes")
+    group.add_argument("--api-keys", type=Path, metavar="FILE", help="one key per line; read again when it changes")
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -62,31 +70,43 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--model-control-mode",
         choices=CONTROL_MODES,
         default=ServeOptions.control_mode,
-        help="default %(default)s: load all, once",
-    )
-    group.add_argument("--load-model", action="append", metavar="NAME", help="load at the start, in explicit mode; repeatable")
-    group.add_argument(
-        "--repository-poll-secs", type=seconds, default=ServeOptions.poll_seconds, metavar="S", help="default %(default)g"
+        help="none loads all models once, poll follows the folder, explicit waits for requests (default %(default)s)",
     )
     group.add_argument(
-        "--trust", action="store_true", help="load files that may run code or reach other files, such as TorchScript"
+        "--load-model", action="append", metavar="NAME", help="a model to load at the start, in explicit mode; repeatable"
+    )
+    group.add_argument(
+        "--repository-poll-secs",
+        type=seconds,
+        default=ServeOptions.poll_seconds,
+        metavar="S",
+        help="how often poll looks (default %(default)g)",
+    )
+    group.add_argument(
+        "--trust", action="store_true", help="also load files that may run code or reach other files, such as TorchScript"
     )
     group.add_argument(
         "--default-max-batch-size",
         type=count,
         default=ServeOptions.default_max_batch_size,
         metavar="N",
-        help="for models without a configuration (default %(default)s)",
+        help="for models without a config.pbtxt (default %(default)s)",
     )
-    group.add_argument("--model-load-thread-count", type=positive, default=ServeOptions.num_load_threads, metavar="N")
-    group.add_argument("--cache-size", metavar="BYTES", help='room for the response cache, such as "256MiB" (default: none)')
+    group.add_argument(
+        "--model-load-thread-count",
+        type=positive,
+        default=ServeOptions.num_load_threads,
+        metavar="N",
+        help="models to load at the same time (default %(default)s)",
+    )
+    group.add_argument("--cache-size", metavar="BYTES", help='size of the response cache, such as "256MiB" (default: no cache)')
     group.add_argument(
         "--rate-limit-resource",
         type=_resource,
         action="append",
         default=[],
         metavar="NAME:COUNT",
-        help="how many of a resource exist",
+        help="how much there is of a resource that models share; repeatable",
     )
 
 
@@ -96,28 +116,34 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-memory",
         metavar="BYTES",
-        help="for all that clients make the server hold: requests, queues, unread answers (default: a quarter of RAM)",
+        help="for everything that clients make the server hold: requests, queues, unread answers (default: a quarter of RAM)",
     )
     group.add_argument(
         "--max-connections",
         type=positive,
         default=ServeOptions.max_connections,
         metavar="N",
-        help="of each protocol; %(default)s",
+        help="open connections per protocol (default %(default)s)",
     )
     group.add_argument(
-        "--max-requests", type=count, default=0, metavar="N", help="inferences under way at once (default: no limit)"
+        "--max-requests", type=count, default=0, metavar="N", help="inferences at the same time (default: no limit)"
     )
-    group.add_argument("--max-queue", type=count, default=0, metavar="N", help="that wait for one model (default: no limit)")
     group.add_argument(
-        "--read-timeout", type=seconds, default=ServeOptions.read_seconds, metavar="S", help="for a whole request; %(default)g"
+        "--max-queue", type=count, default=0, metavar="N", help="requests that may wait for one model (default: no limit)"
+    )
+    group.add_argument(
+        "--read-timeout",
+        type=seconds,
+        default=ServeOptions.read_seconds,
+        metavar="S",
+        help="to receive a whole request (default %(default)g)",
     )
     group.add_argument(
         "--exit-timeout-secs",
         type=seconds,
         default=ServeOptions.drain_seconds,
         metavar="S",
-        help="to drain; default %(default)g",
+        help="to finish open requests when stopping (default %(default)g)",
     )
 
 

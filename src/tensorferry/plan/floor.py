@@ -39,13 +39,13 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSma
         f"the budget is {format_bytes(budget_nbytes)}; "
     )
     if not trace.ops:
-        return BudgetTooSmall(message + "that much is held before it begins. Raise the budget.", smallest.nbytes)
+        return BudgetTooSmall(message + "that much is already held before it begins. Raise the budget.", smallest.nbytes)
     op = trace.ops[smallest.op]
     alone = op.workspace_nbytes + sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
     message += f"{op.name!r} alone holds {format_bytes(alone)}. "
     if op.phase is Phase.OPTIMIZER:
         message += (
-            "It is the optimizer's, beside all weights, gradients and state. Raise the budget, or take one with less state."
+            "The optimizer needs all weights, gradients and its state at once. Raise the budget, or use one with less state."
         )
     else:
         message += "Raise the budget, or shrink the batch."

@@ -159,11 +159,11 @@ def check_decisions(tables: Tables, decisions: Sequence[Decision]) -> None:
     for decision in decisions:
         s, ops = decision.storage, decision.replay
         if decision.swap_in_at is not None and not 0 <= decision.swap_in_at < num_ops:
-            raise BadPlan(f"storage {s} is to be swapped in at op {decision.swap_in_at}, the trace has {num_ops}; plan again")
+            raise BadPlan(f"the plan swaps storage {s} in at op {decision.swap_in_at}, the trace has {num_ops} ops; plan again")
         if decision.action is not Action.RECOMPUTE:
             continue
         if not set(tables.trace.storages[s].writers) <= set(ops) or not ops or not all(0 <= i < num_ops for i in ops):
-            raise BadPlan(f"storage {s} is to be recomputed by ops {list(ops)}, which do not make it; plan again")
+            raise BadPlan(f"the plan recomputes storage {s} with ops {list(ops)}, which do not make it; plan again")
         for source in decision.sources:
             if not 0 <= source < num_storages or last_op.get(source, -1) >= ops[-1]:
-                raise BadPlan(f"storage {s} is to be recomputed from storage {source}, which is made later; plan again")
+                raise BadPlan(f"the plan recomputes storage {s} from storage {source}, which is made later; plan again")

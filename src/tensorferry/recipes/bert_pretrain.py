@@ -108,8 +108,8 @@ class BertPretrain(TorchRecipe):
         train, held_out = (HiddenWords(vocabulary.cut(part, length), vocabulary) for part in (known, lines[::_HELD_OUT_EVERY]))
         if len(train) < _MIN_CHUNKS or not len(held_out):
             raise BadData(
-                f"{origin} has {len(train)} chunks of {length} tokens to train on and {len(held_out)} to judge by; "
-                f"at least {_MIN_CHUNKS} and 1 are needed. Take a longer text, or a smaller max_length."
+                f"{origin} has {len(train)} chunks of {length} tokens to train on and {len(held_out)} to evaluate on; "
+                f"at least {_MIN_CHUNKS} and 1 are needed. Use a longer text, or a smaller max_length."
             )
         found = f"{len(train):,} chunks of {length} tokens and {len(held_out):,} held out, {vocabulary.size:,} different tokens"
         return Data(train, held_out, source=f"{found}, from {origin}")

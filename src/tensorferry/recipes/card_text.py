@@ -20,12 +20,19 @@ def render_cards(cards: Iterable[Card]) -> str:
     """A row a recipe, in plain text of at most `NUM_COLUMNS` columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     # a name is copied into commands, so it never breaks; prose may, and data has the most to say
-    for name, widest in (("recipe", None), ("task", 14), ("framework", None), ("data", None), ("weights", 13), ("enter at", 17)):
+    for name, widest in (
+        ("recipe", None),
+        ("task", 14),
+        ("framework", None),
+        ("data", None),
+        ("weights", 13),
+        ("start with", 17),
+    ):
         table.add_column(name, no_wrap=name in ("recipe", "framework"), overflow="fold", max_width=widest)
     for card in cards:
         cells = (card.name, card.task, card.framework, _shorten(card.data), _shorten(card.size), ", ".join(card.steps))
         table.add_row(*map(Text, cells))
-    head = Text("`ferry recipes show RECIPE` tells data, licence, settings, figures and the commands to copy.")
+    head = Text("`ferry recipes show RECIPE` shows its data, licence, settings, figures and commands to copy.")
     return render_parts([head, table], NUM_COLUMNS)
 
 
@@ -52,7 +59,7 @@ def _card_parts(card: Card) -> Iterator[RenderableType]:
         ("data", card.data),
         ("licence", card.licence),
         ("metric", card.metric),
-        ("enter at", ", ".join(step for step in STEPS if step in card.steps)),
+        ("start with", ", ".join(step for step in STEPS if step in card.steps)),
     ):
         facts.add_row(name, Text(text))
     yield facts

@@ -81,7 +81,7 @@ def read_card(name: str, text: str) -> Card:
         raise BadRecipe(f"cannot read the card {name!r}: {' '.join(str(error).split())}") from error
     card: Card = _make(Card, entry, f"the card {name!r}")
     if card.name != name:
-        raise BadRecipe(f"the card {name!r} calls its recipe {card.name!r}; a card's file is called like its recipe")
+        raise BadRecipe(f"the card {name!r} calls its recipe {card.name!r}; name the file after the recipe")
     if card.framework not in FRAMEWORKS:
         raise BadRecipe(f"the card {name!r}: expected framework to be {' or '.join(FRAMEWORKS)}, received {card.framework!r}")
     if unknown := [step for step in card.steps if step not in STEPS]:

@@ -26,16 +26,16 @@ _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no"
 def find_recipe(reference: str) -> type[Recipe]:
     """The recipe of that name in the catalog, or the class that `package.module:name` or `file.py:name` names."""
     if reference.endswith(".py"):
-        raise BadRecipe(f"{reference!r} is a file, and a recipe is a class in it; write {reference}:Recipe, or what it is called")
+        raise BadRecipe(f"{reference!r} is a file; name the recipe class in it, as in {reference}:Recipe")
     named = reference if ":" in reference else find_card(reference).recipe
     found = load_reference(named, "recipe", "a recipe", BadRecipe)
     if not (isinstance(found, type) and issubclass(found, Recipe)):
         raise BadRecipe(
-            f"{reference!r} is a {type(found).__name__}, and a recipe is a class that inherits from TorchRecipe or KerasRecipe "
+            f"{reference!r} is a {type(found).__name__}, but a recipe is a class that inherits from TorchRecipe or KerasRecipe "
             "of tensorferry.recipes.recipe"
         )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise BadRecipe(f"the recipe {reference!r} lacks {', '.join(missing)}; a recipe has to say all of them")
+        raise BadRecipe(f"the recipe {reference!r} does not define {', '.join(missing)}; a recipe needs all of them")
     return found
 
 
@@ -44,8 +44,8 @@ def make_recipe(reference: str, settings: Mapping[str, str], start: str | None =
     kind = find_recipe(reference)
     if start is not None and start not in kind.starts:
         raise BadRecipe(
-            f"{reference!r} cannot begin from {start!r}{did_you_mean(start, kind.starts)}; "
-            f"it begins from {' or '.join(kind.starts)}"
+            f"{reference!r} cannot start from {start!r}{did_you_mean(start, kind.starts)}; "
+            f"it starts from {' or '.join(kind.starts)}"
         )
     try:
         return kind(read_settings(kind.Settings, settings, reference), start)

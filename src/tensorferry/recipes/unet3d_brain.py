@@ -115,9 +115,9 @@ class UNet3dBrain(KerasRecipe):
         settings = self.settings
         for name, edge in (("resolution", settings.resolution), ("patch", settings.patch)):
             if edge % _EDGE_STEP or edge < 0 or (name == "resolution" and edge < 2 * _EDGE_STEP):
-                raise BadRecipe(f"{name}={edge} cannot be halved {_NUM_LEVELS - 1} times; take a multiple of {_EDGE_STEP}")
+                raise BadRecipe(f"{name}={edge} cannot be halved {_NUM_LEVELS - 1} times; use a multiple of {_EDGE_STEP}")
         if settings.patch > settings.resolution:
-            raise BadRecipe(f"patch={settings.patch} is larger than resolution={settings.resolution}; take a smaller one")
+            raise BadRecipe(f"patch={settings.patch} is larger than resolution={settings.resolution}; use a smaller one")
 
 
 def _parse_labels(text: str) -> dict[int, str]:
@@ -133,5 +133,5 @@ def _parse_labels(text: str) -> dict[int, str]:
             raise BadRecipe(f"cannot read {part!r} of labels={text!r}; write value:name pairs as in 0:background,1:tumour")
         named[int(value)] = name.strip()
     if len(named) == 1:
-        raise BadRecipe(f"labels={text!r} names one class; there is nothing to tell apart")
+        raise BadRecipe(f"labels={text!r} names only one class; name at least two")
     return named

@@ -97,13 +97,13 @@ class WideDeep(KerasRecipe):
         labels = tuple(sorted({value.strip() for value in values}))
         name = self.settings.target
         if len(values) < _MIN_ROWS:
-            raise BadData(f"{path} has {len(values)} rows with a {name!r}; at least {_MIN_ROWS} are needed to train and to judge")
+            raise BadData(f"{path} has {len(values)} rows with a {name!r}; at least {_MIN_ROWS} are needed to train and evaluate")
         if len(labels) == 1:
-            raise BadData(f"the column {name!r} of {path} is {labels[0]!r} in every row; there is nothing to tell apart")
+            raise BadData(f"the column {name!r} of {path} is {labels[0]!r} in every row; choose another with --set target=...")
         if len(labels) > _MAX_CLASSES:
             raise BadData(
-                f"the column {name!r} of {path} has {len(labels):,} different values; this recipe tells at most {_MAX_CLASSES} "
-                "classes apart. Choose another with --set target=..., or group its values"
+                f"the column {name!r} of {path} has {len(labels):,} different values; this recipe takes at most {_MAX_CLASSES} "
+                "classes. Choose another with --set target=..., or group its values"
             )
         return labels
 
@@ -113,7 +113,7 @@ class WideDeep(KerasRecipe):
                 tables.pick_column(table, name, setting)
         chosen = [name for name in table if name not in (self.settings.target, *_split(self.settings.ignore))]
         if not chosen:
-            raise BadData(f"no column is left to find {self.settings.target!r} by; ignore fewer of {', '.join(table)}")
+            raise BadData(f"no column is left to predict {self.settings.target!r} from; ignore fewer of {', '.join(table)}")
         return chosen
 
     def _encode(
@@ -167,7 +167,7 @@ class WideDeep(KerasRecipe):
         for pair in pairs:
             if len(pair) != 2 or not set(pair) <= set(names):
                 known = ", ".join(names) or "there are none"
-                raise BadRecipe(f"cannot cross {'*'.join(pair)!r}; write two columns of words as one*other: {known}")
+                raise BadRecipe(f"cannot cross {'*'.join(pair)!r}; write two categorical columns as one*other: {known}")
         return [(names.index(first), names.index(second)) for first, second in pairs]
 
     def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:

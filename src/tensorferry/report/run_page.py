@@ -74,7 +74,7 @@ def _tiles(view: RunView) -> Iterator[Tile]:
     if not taken:
         return
     left_out = len(view.rows) - len(taken)
-    note = f"{left_out} left out: no number" if left_out else f"first {taken[0]['loss']:.4g}"
+    note = f"{left_out} left out: NaN or infinite" if left_out else f"first {taken[0]['loss']:.4g}"
     yield Tile("Last loss", f"{taken[-1]['loss']:.4g}", note)
     seconds = statistics.median(row["seconds"] for row in taken)
     waited, worked = (sum(row[name] for row in taken) for name in ("wait_seconds", "seconds"))

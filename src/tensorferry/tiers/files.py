@@ -41,9 +41,7 @@ def open_tier(text: str, *, measured: Machine | None = None) -> Tier:
     elif kind == "shm" and not colon:
         folder = SHM_FOLDER
     elif kind == "pinned":
-        raise BadTier(
-            "pinned memory is where an accelerator copies to, and here the device is the CPU; use 'auto', 'disk:/path' or 'shm'"
-        )
+        raise BadTier("the pinned tier is for accelerators, and here the device is the CPU; use 'auto', 'disk:/path' or 'shm'")
     else:
         raise BadTier(f"unknown tier {text!r}; choose {_CHOICES}")
     name = "shm" if kind == "shm" else "disk"

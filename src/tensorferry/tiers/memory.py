@@ -130,4 +130,6 @@ def _map(length: int) -> mmap.mmap:
         # mmap's own default is shared memory: slower to fault in, and outside of RLIMIT_DATA
         return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no memory for a block of {format_bytes(length)} that comes back from its tier") from error
+        raise MemoryError(
+            f"out of memory: no room for a block of {format_bytes(length)} that comes back from its tier"
+        ) from error

@@ -88,7 +88,7 @@ def find_newest(root: Path, say: Callable[[str], None]) -> tuple[Path, RunState]
         try:
             return folder, read_state(folder)
         except Unusable as reason:
-            then = "there is none before" if folder == folders[-1] else "taking the one before"
+            then = "there is none before it" if folder == folders[-1] else "taking the one before"
             say(f"checkpoint {folder.name} {reason}; {then}")
     return None
 

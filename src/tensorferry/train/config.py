@@ -63,7 +63,7 @@ class Config:
             by = f"was written by tensorferry {wrote}: it has" if wrote else "has"
             raise BadRun(
                 f"{str(path)!r} {by} format {found!r}, and this version, {__version__}, reads {FORMAT!r}; "
-                "train anew, or use the version that wrote it"
+                "train again, or use the version that wrote it"
             )
         try:
             fields = {name: value for name, value in data.items() if name != "format"}
@@ -103,13 +103,13 @@ def same_backend(wanted: str | None, folder: Path) -> Iterator[None]:
     asked = os.environ.get(BACKEND_VARIABLE)
     if asked not in (None, "", wanted):
         raise BadRun(
-            f"{str(folder)!r} was begun with Keras on {wanted}, and {BACKEND_VARIABLE} says {asked}, which gives other weights; "
-            f"leave {BACKEND_VARIABLE} out to go on with the run"
+            f"{str(folder)!r} was started with Keras on {wanted}, but {BACKEND_VARIABLE} says {asked}, which gives other weights;"
+            f" unset {BACKEND_VARIABLE} to resume the run"
         )
     if (keras := sys.modules.get("keras")) is not None and (used := keras.backend.backend()) != wanted:
         raise BadRun(
-            f"{str(folder)!r} was begun with Keras on {wanted}, and this process has imported Keras on {used}; "
-            f"go on with the run in a new process: ferry train --resume {folder}"
+            f"{str(folder)!r} was started with Keras on {wanted}, but this process has imported Keras on {used}; "
+            f"resume the run in a new process: ferry train --resume {folder}"
         )
     os.environ[BACKEND_VARIABLE] = wanted
     try:

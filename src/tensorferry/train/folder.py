@@ -61,7 +61,7 @@ class Run:
             return Config.from_json(json.loads(path.read_text()), path)
         except OSError as error:
             raise BadRun(
-                f"{str(self.folder)!r} is no run: {_CONFIG} is missing. A run begins with: ferry train RECIPE"
+                f"{str(self.folder)!r} is not a run: {_CONFIG} is missing. Start one with: ferry train RECIPE"
             ) from error
         except ValueError as error:
             if isinstance(error, BadRun):
@@ -110,7 +110,7 @@ def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
     is_taken = _is_taken(folder)
     if is_taken and not overwrite:
         raise BadRun(
-            f"{str(folder)!r} exists; go on with it (ferry train --resume {folder}), overwrite it (--force), "
+            f"{str(folder)!r} already exists; resume it (ferry train --resume {folder}), overwrite it (--force), "
             "or write elsewhere (--out)"
         )
     if is_taken and not (folder / _CONFIG).is_file():
@@ -133,7 +133,7 @@ def recover(folder: Path) -> bool:
         return False
     was_overwritten = earlier.is_dir()
     if was_overwritten and _is_taken(folder) and not (folder / _CONFIG).is_file():
-        raise BadRun(f"{str(folder)!r} is not a run, and {str(earlier)!r} is the run that was there; move one of them away")
+        raise BadRun(f"{str(folder)!r} is not a run, but {str(earlier)!r} is the run that was there; move one of them away")
     with ExitStack() as locks:  # whoever is still at work holds one of them
         for each in (folder, earlier, part):
             if each.is_dir():
@@ -237,7 +237,7 @@ def hold(folder: Path) -> Iterator[None]:
             file.seek(0)
             holder = file.read().strip()
             who, how = (f"process {holder}", f"kill {holder}") if holder else ("another process", "by a signal")
-            raise BadRun(f"{who} trains in {str(folder)!r}; wait until it ends, or stop it ({how}) and try again")
+            raise BadRun(f"{who} is training in {str(folder)!r}; wait until it ends, or stop it ({how}) and try again")
         file.truncate(0)
         with suppress(OSError):  # on a full disk the lock holds as well, and only does not tell
             os.write(file.fileno(), str(os.getpid()).encode())

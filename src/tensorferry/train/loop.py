@@ -161,8 +161,8 @@ def _evaluate(session: Session, state: RunState) -> RunState:
 def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
     if recipe.metric not in metrics:
         raise BadRecipe(
-            f"{type(recipe).__name__}.evaluate returned {', '.join(metrics) or 'nothing'}, and its metric is {recipe.metric!r}; "
-            "return that too, or name another as metric"
+            f"{type(recipe).__name__}.evaluate returned {', '.join(metrics) or 'nothing'}, but its metric is {recipe.metric!r}; "
+            "return that too, or choose another metric"
         )
     return metrics[recipe.metric]
 
@@ -182,8 +182,8 @@ def _go_back(session: Session, bad: _BadStep) -> RunState:
     session.trainer.load(folder)
     if bad.is_known and len(bad.skipped) >= MAX_SKIPPED:
         raise RunFailed(
-            f"{bad}, and {MAX_SKIPPED} steps were left out for that already; the last good checkpoint is {folder} "
-            f"(step {state.step}). Lower the learning rate or take a wider precision, and start again."
+            f"{bad}, and {MAX_SKIPPED} steps were already left out for that; the last good checkpoint is {folder} "
+            f"(step {state.step}). Lower the learning rate or use a higher precision, and start again."
         )
     then, skipped = "to find the step that did it", bad.skipped
     if bad.is_known:

@@ -91,8 +91,8 @@ def _describe(config: Config) -> dict[str, str]:
     return {
         "command": _describe_command(config),
         "recipe": config.recipe,
-        "data": config.data or "what the recipe brings",
-        "begins from": config.start,
+        "data": config.data or "comes with the recipe",
+        "starts from": config.start,
         **{f"set {name}": str(value) for name, value in config.settings.items()},
         **({"Keras back end": config.backend} if config.backend else {}),
         "precision": f"{terms.precision} ({config.reason})" if config.reason else terms.precision,

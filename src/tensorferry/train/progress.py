@@ -190,7 +190,7 @@ def _last_words(summary: dict[str, Any]) -> str:
     metrics = "  ".join(f"{name} {value:.4g}" for name, value in summary["metrics"].items())
     if summary["stopped_by"]:
         command = f"ferry train --resume {summary['folder']}"
-        return f"stopped by {summary['stopped_by']} after step {summary['step']}, saved; go on with: {command}"
+        return f"stopped by {summary['stopped_by']} after step {summary['step']}, saved; resume with: {command}"
     best = f" (best {summary['best_value']:.4g} at step {summary['best_step']})" if summary["best_step"] else ""
     page = f"\nreport: {summary['page']}" if summary["page"] else ""
     return f"done: {summary['step']} steps, {metrics}{best}{page}"

@@ -89,7 +89,7 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     run = Run(folder)
     config = run.read_config()
     if recipe is not None and _whole_reference(recipe) != config.recipe:
-        raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to go on with it")
+        raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to resume it")
     with hold(folder), same_backend(config.backend, folder):
         return _go_on(run, config, progress)
 
@@ -97,12 +97,12 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
 def _go_on(run: Run, config: Config, progress: Progress) -> int:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
-        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to go on from; start again with --force")
+        raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to resume from; start again with --force")
     checkpoint, state = found
     if state.recipe != config.recipe:
         raise BadRun(
-            f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, and this is one of {config.recipe!r}; "
-            "remove it to go on from the one before, or start again with --force"
+            f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, but this is a run of {config.recipe!r}; "
+            "remove it to resume from the one before, or start again with --force"
         )
     ours, data = load_recipe(config)
     trainer = make_trainer(ours, data, config.terms)
@@ -173,7 +173,7 @@ def _clear_memory_errors(session: Session) -> Iterator[None]:
             raise
         budget = session.config.terms.budget
         advice = "Lower the budget" if budget else "Train inside a budget, as with --budget 2GiB or --budget auto"
-        raise RunFailed(f"the model ran out of memory: {first_line(error)} {advice}, or take a smaller batch.") from error
+        raise RunFailed(f"the model ran out of memory: {first_line(error)} {advice}, or use a smaller batch.") from error
 
 
 def _space_evaluations(every: int, batch: int, num_held_out: int) -> int:

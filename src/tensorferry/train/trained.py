@@ -60,7 +60,7 @@ def load_recipe(config: Config) -> tuple[Recipe, Data]:
         settings = kind.Settings(**config.settings)
     except TypeError as error:
         raise BadRun(
-            f"the settings of {config.recipe!r} are no longer those of the run, which version {config.version} wrote: {error}"
+            f"the settings of {config.recipe!r} have changed since version {config.version} wrote the run: {error}"
         ) from error
     recipe = kind(settings, config.start)
     return recipe, recipe.load_data(None if config.data is None else find_source(Path(config.data)))
@@ -70,7 +70,7 @@ def find_source(data: Path | None) -> Path | None:
     """The whole path of a user's data; None: what the recipe brings."""
     if data is not None and not data.exists():
         raise BadData(
-            f"there is no file or folder {str(data)!r}; name one with --data, or leave it out for what the recipe brings"
+            f"there is no file or folder {str(data)!r}; name one with --data, or leave it out to use the recipe's own data"
         )
     return None if data is None else data.resolve()
 

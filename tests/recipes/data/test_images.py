@@ -88,12 +88,12 @@ def test_grey_and_transparent_pictures_become_coloured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "holds 0 folders; expected at least two, one a class"),
+        ([], "holds 0 folders; expected at least two, one per class"),
         (["a/1.png", "a/2.png"], "holds 1 folders; expected at least two"),
-        (["a/1.png", "a/2.png", "b/1.png", "b/2.png", "loose.png"], "loose.png' is in no class's folder"),
+        (["a/1.png", "a/2.png", "b/1.png", "b/2.png", "loose.png"], "loose.png' is not in a class folder"),
         (["a/1.png", "a/2.png", "b/notes.txt"], "b' holds no picture"),
         (["a/1.png", "a/2.png", "b/1.png"], "class 'b' has 1 picture; it needs two"),
-        (["train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"], "c' is a class that the pictures to train on do not"),
+        (["train/a/1.png", "train/b/1.png", "val/a/1.png", "val/c/1.png"], "c' is a class without training pictures"),
     ],
 )
 def test_a_folder_that_cannot_be_used_says_why(files: list[str], message: str, tmp_path: Path) -> None:

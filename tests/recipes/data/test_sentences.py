@@ -51,7 +51,7 @@ def test_columns_can_have_other_names_and_labels_can_be_numbers(tmp_path: Path) 
         ("a.csv", _csv(["well, good,a"]), "a.csv, line 2: more values than the first line has names"),
         ("a.csv", "txt,label\ngood,a", "a.csv, line 2 has no column 'text' (did you mean 'txt'?); it has txt, label"),
         ("a.csv", 'text,label\n"good,a', "a.csv, line 2: unexpected end of data"),
-        ("a.csv", "text,label\n" + "fine,a\n" * 20, "labelled 'a'; there is nothing to tell apart"),
+        ("a.csv", "text,label\n" + "fine,a\n" * 20, "labelled 'a'; at least two labels are needed"),
         ("a.csv", "text,label\n" + "\n".join(f"fine,{n}" for n in range(20)), "20 different labels for 20 sentences"),
         ("a.jsonl", '{"text": "good", "label": "a"}\n{"text"', "a.jsonl, line 2: not JSON"),
         ("a.jsonl", '["good", "a"]', "a.jsonl, line 1: expected an object"),

@@ -165,13 +165,16 @@ def _broken(folder: Path) -> None:
     ("fill", "message"),
     [
         (lambda folder: None, "no scan with labels in"),
-        (_shapes_differ, r"a\.nii\.gz' has the shape 20 x 20 x 18, and its labels in 'a_seg\.nii\.gz' 20 x 20 x 20"),
-        (_channel_missing, r"b_seg\.nii\.gz' has beside it b_t1\.nii\.gz, and '.*a_seg\.nii\.gz' a_t1\.nii\.gz, a_t2"),
-        (_channels_differ, r"has beside it b_flair.*, b_t1.*, and .*' a_t1.*, a_t2.*; give every case the same scans"),
-        (_depths_differ, r"beside '.*b_seg\.nii\.gz' have 3 channels, and those beside '.*a_seg\.nii\.gz' 2; give every case"),
+        (_shapes_differ, r"a\.nii\.gz' has the shape 20 x 20 x 18, but its labels in 'a_seg\.nii\.gz' have 20 x 20 x 20"),
+        (_channel_missing, r"b_seg\.nii\.gz' comes with b_t1\.nii\.gz, but '.*a_seg\.nii\.gz' with a_t1\.nii\.gz, a_t2"),
+        (_channels_differ, r"comes with b_flair.*, b_t1.*, but .*' with a_t1.*, a_t2.*; give every case the same scans"),
+        (
+            _depths_differ,
+            r"beside '.*b_seg\.nii\.gz' have 3 channels, but those beside '.*a_seg\.nii\.gz' have 2; give every case",
+        ),
         (_no_scan, r"a_seg\.nii\.gz' has no scan beside it"),
         (_fractions, r"a_seg\.nii\.gz' holds 0\.5; labels are whole numbers"),
-        (_one_value, "hold one value only"),
+        (_one_value, "hold only one value"),
         (_broken, r"cannot read '.*a\.nii\.gz' as a NIfTI file"),
     ],
 )
@@ -184,7 +187,7 @@ def test_a_folder_that_cannot_be_used_says_why(fill, message: str, tmp_path: Pat
 def test_a_label_out_of_range_is_named_with_its_file(tmp_path: Path) -> None:
     for number in range(5):
         save_ball(tmp_path, f"a{number}", inside=7 if number == 4 else 1)
-    with pytest.raises(BadData, match=r"a4_seg\.nii\.gz' holds the label 7, and the classes have 0, 1"):
+    with pytest.raises(BadData, match=r"a4_seg\.nii\.gz' holds the label 7, but the classes have 0, 1"):
         find_cases(tmp_path, (0, 1))
 
 

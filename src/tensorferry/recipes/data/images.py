@@ -119,7 +119,7 @@ def hold_out(pictures: Pictures, labels: Sequence[str]) -> tuple[Pictures, Pictu
     for number, label in enumerate(labels):
         (places,) = np.nonzero(classes == number)
         if len(places) < 2:
-            raise BadData(f"class {label!r} has {len(places)} picture; it needs two: one to train on, one to be judged by")
+            raise BadData(f"class {label!r} has {len(places)} picture; it needs two: one to train on, one to evaluate on")
         held_out[places[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY]] = True
         held_out[places[-1]] |= len(places) < _HELD_OUT_EVERY
     return _choose(pictures, ~held_out), _choose(pictures, held_out)
@@ -178,11 +178,11 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     loose = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in SUFFIXES]
     if loose:
         raise BadData(
-            f"{str(loose[0])!r} is in no class's folder; move the {len(loose)} pictures of {str(folder)!r} into class folders"
+            f"{str(loose[0])!r} is not in a class folder; move the {len(loose)} pictures of {str(folder)!r} into class folders"
         )
     if len(names) < 2:
         raise BadData(
-            f"{str(folder)!r} holds {len(names)} folders; expected at least two, one a class, each with pictures of that class"
+            f"{str(folder)!r} holds {len(names)} folders; expected at least two, one per class, each with pictures of that class"
         )
     return names
 
@@ -193,7 +193,7 @@ def _list_pictures(folder: Path, labels: Sequence[str]) -> Pictures:
     classes: list[int] = []
     for name in _class_names(folder):
         if name not in labels:
-            raise BadData(f"{str(folder / name)!r} is a class that the pictures to train on do not have")
+            raise BadData(f"{str(folder / name)!r} is a class without training pictures")
         found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in SUFFIXES)
         if not found:
             raise BadData(f"{str(folder / name)!r} holds no picture ({', '.join(SUFFIXES)})")

@@ -17,10 +17,10 @@ def read_sentences(path: Path, text_column: str, label_column: str) -> list[tupl
     """Sentences with their labels, in the file's order; `BadData` names the file and the line that cannot be used."""
     sentences = [(_value(record, text_column, where), _value(record, label_column, where)) for where, record in _records(path)]
     if len(sentences) < MIN_SENTENCES:
-        raise BadData(f"{path} holds {len(sentences)} sentences; at least {MIN_SENTENCES} are needed to train and to judge")
+        raise BadData(f"{path} holds {len(sentences)} sentences; at least {MIN_SENTENCES} are needed to train and evaluate")
     labels = {label for _, label in sentences}
     if len(labels) == 1:
-        raise BadData(f"every sentence of {path} is labelled {labels.pop()!r}; there is nothing to tell apart")
+        raise BadData(f"every sentence of {path} is labelled {labels.pop()!r}; at least two labels are needed")
     if len(labels) > len(sentences) / 2:
         raise BadData(
             f"{path} has {len(labels)} different labels for {len(sentences)} sentences; "

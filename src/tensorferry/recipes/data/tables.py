@@ -84,7 +84,9 @@ def read_numbers(name: str, values: Sequence[str]) -> NDArray[np.float32]:
     numbers = [float("nan") if is_missing(value) else _parse(value) for value in values]
     for value, number in zip(values, numbers, strict=True):
         if number is None:
-            raise BadData(f"the column {name!r} holds {value!r}, which is no number; name it in --set categories=... instead")
+            raise BadData(
+                f"the column {name!r} holds {value!r}, which is not a number; name the column in --set categories=... instead"
+            )
     return np.asarray(numbers, np.float32)
 
 

@@ -81,5 +81,5 @@ def load_vocabulary(path: Path) -> Vocabulary:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if missing := [token for token in SPECIAL if tokenizer.token_to_id(token) is None]:
-        raise BadData(f"the vocabulary of {str(path)!r} lacks {', '.join(missing)}; BERT hides words behind such tokens")
+        raise BadData(f"the vocabulary of {str(path)!r} lacks {', '.join(missing)}; BERT needs these special tokens")
     return Vocabulary(tokenizer)

@@ -88,7 +88,7 @@ def find_cases(folder: Path, values: tuple[int, ...] = ()) -> tuple[NiftiCase, .
     if not found:
         raise BadData(
             f"no scan with labels in {str(folder)!r}; expected files such as head_t1.nii.gz beside head_seg.nii.gz, "
-            "in it or in a folder a case"
+            "in it or in one folder per case"
         )
     for case in found:
         _check_case(case, found[0])
@@ -98,7 +98,7 @@ def find_cases(folder: Path, values: tuple[int, ...] = ()) -> tuple[NiftiCase, .
             check_values(label, np.array(numbers), values)
     values = values or tuple(sorted({value for numbers in held.values() for value in numbers}))
     if len(values) < 2:
-        raise BadData(f"the label files in {str(folder)!r} hold one value only; there is nothing to tell apart")
+        raise BadData(f"the label files in {str(folder)!r} hold only one value; a segmentation needs at least two")
     num_channels = _count_channels(found[0])
     return tuple(NiftiCase(tuple(case.scans.values()), case.label, values, num_channels) for case in found)
 
@@ -122,7 +122,7 @@ def check_values(path: Path, labels: Array, values: Sequence[int]) -> None:
     unknown = np.setdiff1d(labels, values)
     if unknown.size:
         raise BadData(
-            f"{str(path)!r} holds the label {unknown[0]:g}, and the classes have {', '.join(map(str, values))}; "
+            f"{str(path)!r} holds the label {unknown[0]:g}, but the classes have {', '.join(map(str, values))}; "
             "name them all with --set labels=0:background,1:..."
         )
 
@@ -230,7 +230,7 @@ def _check_case(case: _Files, first: _Files) -> None:
     """Whether a case's files belong together and are of the same kinds as the first case's, by names and headers alone."""
     if tuple(case.scans) != tuple(first.scans):
         raise BadData(
-            f"{str(case.label)!r} has beside it {_name_scans(case)}, and {str(first.label)!r} {_name_scans(first)}; "
+            f"{str(case.label)!r} comes with {_name_scans(case)}, but {str(first.label)!r} with {_name_scans(first)}; "
             "give every case the same scans under the same names"
         )
     shape = _read_shape(case.label)
@@ -240,12 +240,12 @@ def _check_case(case: _Files, first: _Files) -> None:
         found = _read_shape(path)
         if found[:3] != shape or len(found) > 4:
             raise BadData(
-                f"{str(path)!r} has the shape {_times(found)}, and its labels in {case.label.name!r} {_times(shape)}; "
+                f"{str(path)!r} has the shape {_times(found)}, but its labels in {case.label.name!r} have {_times(shape)}; "
                 "resample one of them to the voxels of the other"
             )
     if (num := _count_channels(case)) != (expected := _count_channels(first)):
         raise BadData(
-            f"the scans beside {str(case.label)!r} have {num} channels, and those beside {str(first.label)!r} {expected}; "
+            f"the scans beside {str(case.label)!r} have {num} channels, but those beside {str(first.label)!r} have {expected}; "
             "give every case the same ones"
         )
 
@@ -263,7 +263,7 @@ def _read_channels(path: Path) -> NDArray[np.float32]:
     """A scan's voxels with the channels on the last of four axes."""
     voxels = read_voxels(path)[0].astype(np.float32)
     if not np.isfinite(voxels).all():
-        raise BadData(f"{str(path)!r} holds voxels that are NaN or infinite; put zero in their place, or take the case out")
+        raise BadData(f"{str(path)!r} holds voxels that are NaN or infinite; replace them by zero, or remove the case")
     return voxels if voxels.ndim == 4 else voxels[..., None]
 
 
@@ -281,7 +281,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zlib.error, nibabel.filebasedimages.ImageFileError) as error:
-        raise BadData(f"cannot read {str(path)!r} as a NIfTI file: {error}; write it anew, or take it out") from error
+        raise BadData(f"cannot read {str(path)!r} as a NIfTI file: {error}; repair or remove it") from error
 
 
 def _read_values(label: Path) -> list[int]:
