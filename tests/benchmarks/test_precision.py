@@ -14,10 +14,10 @@ def test_the_benchmark_prints_a_table_and_writes_its_figures(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the threads of a toy only wait for each other
     path = tmp_path / "precision.json"
-    options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--json", str(path)]
+    options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--save", str(path)]
     assert precision.main(options) == 0
     assert "bf16 beside fp32" in capsys.readouterr().out
-    (row,) = json.loads(path.read_text())
+    (row,) = json.loads(path.read_text())["figures"]["rows"]
     assert (row["framework"], row["model"]) == (framework, model)
     assert row["gain"] == row["plain_seconds"] / row["seconds"] > 0
 
