@@ -169,20 +169,16 @@ def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple
     """Plain and every mode in each turn; what does not train in one is not tried in the next."""
     _say(f"{case.label} ...")
     request = Request(case, "plain", tier=options.tier, num_steps=options.steps or 5, engine=options.engine)
-    # the search trains many times, and what is compared within a turn must not be hours apart
-    smallest = find_smallest(replace(request, mode="ferry")).request if "smallest" in options.modes else None
+    requests = {"returned": request, "checkpoint": replace(request, mode="checkpoint")}
+    if "smallest" in options.modes:  # a search of many trainings, so not between two that are compared
+        requests["smallest"] = find_smallest(replace(request, mode="ferry")).request
     plain = measure(request)
     yield "plain", plain
     if not plain.trained:
         _say(f"{case.label}: {plain.message}")
         return
-    requests = {
-        "returned": request,
-        "checkpoint": replace(request, mode="checkpoint"),
-        "half": replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // 2),
-        "third": replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // 3),
-        "smallest": smallest or request,
-    }
+    for mode, share in (("half", 2), ("third", 3)):
+        requests[mode] = replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share)
     modes = [mode for mode in options.modes if mode != "plain"]
     for turn in range(options.turns):
         if turn > 0:
@@ -258,7 +254,7 @@ def _list_rows(measured: dict[Case, dict[str, Measurement]]) -> list[dict[str, A
     listed = []
     for case, rows in measured.items():
         for mode, row in rows.items():
-            ratios = row.cpu_ratios(rows["plain"]) if row.trained else []
+            ratios = row.cpu_ratios(rows["plain"]) if row.trained and rows["plain"].trained else []
             listed.append({"model": case.name, "mode": mode, **_without_message(row), "cpu_ratios": ratios})
     return listed
 

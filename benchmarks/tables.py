@@ -27,8 +27,9 @@ def make_table(measured: Mapping[Case, Mapping[str, Measurement]]) -> FigureTabl
 
 def _cells(case: Case, mode: str, row: Measurement, plain: Measurement, counts: bool) -> list[str]:
     budget = format_bytes(row.request.budget_nbytes) if row.request.budget_nbytes else ""
-    if not row.trained:
-        return [case.label, mode, budget, "", "", "", "", "", "", *(["", ""] if counts else []), "", row.outcome]
+    if not row.trained or not plain.trained:
+        outcome = "nothing to compare with" if row.trained else row.outcome
+        return [case.label, mode, budget, *[""] * (9 if counts else 7), outcome]
     moved = row.ferry.get("moved", {})
     actions = [format_bytes(moved[f"{name}_nbytes"]) for name in ("kept", "swapped", "recomputed")] if moved else []
     different = row.differing_parts(plain)

@@ -88,6 +88,12 @@ def test_a_table_shows_the_spread_of_the_turns_and_why_a_training_failed() -> No
     assert third[-1] == "refused"
 
 
+def test_a_table_stands_where_plain_training_failed_in_a_later_turn() -> None:
+    plain = combine([PLAIN, replace(PLAIN, outcome="out of memory", peak_nbytes=0, cpu_seconds=0.0)])
+    table = make_table({CASE: {"plain": plain, "half": HALF}})
+    assert [row[-1] for row in table.rows] == ["out of memory", "nothing to compare with"]
+
+
 def test_a_table_of_caps_counts_in_the_models_own_units() -> None:
     caps = [CappedResult("torch", Case(*case), "process", 2**30, *sizes, ()) for case, sizes in CAPPED]
     assert [row[3:] for row in make_capped_table(caps).rows] == [("voxels", "64³", "88³", "2.6x"), ("texts", "4", "28", "7.0x")]
