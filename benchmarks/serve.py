@@ -68,7 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         for part in options.parts.split(","):
             console.print(f"{part} (load average {os.getloadavg()[0]:.1f}) ...", style="dim")
             parts[part] = run[part](Path(name), options)
-            console.print(parts[part].table or "\n".join(parts[part].notes))
+            if (table := parts[part].table) is not None:
+                console.print(table)
+            for note in parts[part].notes:
+                print(note, flush=True)
     tables = [part.table for part in parts.values() if part.table is not None]
     notes = [note for part in parts.values() for note in part.notes]
     save_result(options, "serve", tables, {name: part.figures for name, part in parts.items()}, _PACKAGES, notes)
