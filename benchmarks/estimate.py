@@ -1,8 +1,9 @@
 """Predicted against measured on this machine's CPU: peak and step time of plain training, and how long an estimate takes.
 
-    python benchmarks/estimate.py                           the three benchmark models
-    python benchmarks/estimate.py --models unet96 --json f  one of them, and a file of it
-    python benchmarks/estimate.py --quick                   toys, to try the benchmark itself
+    python benchmarks/estimate.py                    the three benchmark models
+    python benchmarks/estimate.py --save             the same, and their result file
+    python benchmarks/estimate.py --models unet96    one of them
+    python benchmarks/estimate.py --quick            toys, to try the benchmark itself
 
 The machine is measured first. Then every model's ops are timed, as for `--on this`, and it is trained plain in a process of its
 own: three times in turns, since a machine's speed moves. Predicted and measured seconds are medians of these, and the measured
@@ -13,21 +14,18 @@ takes 10 s or more, torch's import included. Wall times need a quiet machine.
 """
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from measure import Measurement, combine, measure
+from results import FigureTable, parse_options, save_result
 from tensorferry.estimation import StepEstimate, estimate
 from tensorferry.estimation.machines import resolve_machine
 from tensorferry.machine import Machine
@@ -72,19 +70,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS, help="comma separated (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="toys, to try the benchmark itself")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     console = Console(width=150)
     this_machine(refresh=True)
     machine = resolve_machine("this")
     rows = [compare(parse_model(name, options.quick), machine) for name in options.models.split(",")]
     timed = "unet3d" if options.quick else "resnet152"
     seconds = time_estimate(timed)
-    _print(console, rows, machine)
-    console.print(f"an estimate of {timed} on the command line, torch's import included: {seconds:.1f} s")
-    if options.json is not None:
-        data = {"rows": [asdict(row) for row in rows], "estimate_seconds": seconds, "machine": asdict(machine)}
-        options.json.write_text(json.dumps(data, indent=1))
+    table = make_table(rows, machine)
+    note = f"An estimate of {timed} on the command line, torch's import included, took {seconds:.1f} s."
+    console.print(table, note, sep="\n")
+    figures = {"rows": [asdict(row) for row in rows], "estimate_seconds": seconds, "machine": asdict(machine)}
+    save_result(options, "estimate", [table], figures, ["torch"], [note])
     return 0 if all(row.holds for row in rows) and seconds < ESTIMATE_SECONDS else 1
 
 
@@ -143,13 +140,11 @@ def time_estimate(model: str) -> float:
     return time.perf_counter() - start
 
 
-def _print(console: Console, rows: list[Row], machine: Machine) -> None:
-    rates = f"{machine.flops_per_second['fp32'] / 1e9:.0f} GFLOP/s, memory {machine.memory_nbytes_per_second / 1e9:.1f} GB/s"
-    table = Table(title=f"Plain training on this machine: {rates}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "peak predicted", "held", "error", "resident", "step predicted", "measured", "error", ""):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for row in rows:
-        table.add_row(
+def make_table(rows: list[Row], machine: Machine) -> FigureTable:
+    """One row a model."""
+    columns = ("model", "peak predicted", "held", "error", "resident", "step predicted", "measured", "error", "")
+    cells = [
+        (
             row.model,
             format_bytes(row.predicted_nbytes),
             format_bytes(row.held_nbytes),
@@ -160,7 +155,10 @@ def _print(console: Console, rows: list[Row], machine: Machine) -> None:
             f"{100 * row.step_error:+.0f} %",
             "" if row.holds else "NOT AS CLAIMED",
         )
-    console.print(table)
+        for row in rows
+    ]
+    rates = f"{machine.flops_per_second['fp32'] / 1e9:.0f} GFLOP/s, memory {machine.memory_nbytes_per_second / 1e9:.1f} GB/s"
+    return FigureTable(f"Plain training on this machine: {rates}", columns, cells)
 
 
 if __name__ == "__main__":

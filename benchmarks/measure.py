@@ -31,6 +31,7 @@ class Measurement:
     peak_nbytes: int = 0  # over what the process held before the model was built
     cpu_seconds: float = 0.0  # a step, median without the first
     wall_seconds: float = 0.0
+    turn_cpu_seconds: tuple[float, ...] = ()  # of every turn, where this is several measurements combined
     digests: dict[str, str] = field(default_factory=dict)
     losses: tuple[str, ...] = ()
     allocator_nbytes: int | None = None  # the peak that the framework's own allocator saw, where it counts
@@ -48,6 +49,11 @@ class Measurement:
         """Of the losses and the parts of the model's state those whose bits are not plain's."""
         return [part for part, bits in self.digests.items() if plain.digests.get(part) != bits]
 
+    def cpu_ratios(self, other: "Measurement") -> list[float]:
+        """CPU seconds over those of `other`, turn for turn, since a machine's speed moves from one to the next."""
+        mine, others = (each.turn_cpu_seconds or (each.cpu_seconds,) for each in (self, other))
+        return [one / another for one, another in zip(mine, others, strict=False)]  # the last turn may not be over
+
 
 def combine(turns: Sequence[Measurement]) -> Measurement:
     """One measurement of several of the same: median seconds, the highest peaks, and the bits of a turn that differs, if any."""
@@ -61,6 +67,7 @@ def combine(turns: Sequence[Measurement]) -> Measurement:
         odd,
         cpu_seconds=statistics.median(turn.cpu_seconds for turn in turns),
         wall_seconds=statistics.median(turn.wall_seconds for turn in turns),
+        turn_cpu_seconds=tuple(turn.cpu_seconds for turn in turns),
         peak_nbytes=highest.peak_nbytes,
         peaks=highest.peaks,
         allocator_nbytes=max(turn.allocator_nbytes or 0 for turn in turns) or None,

@@ -1,6 +1,6 @@
 """How much memory a training step needs and what less of it costs: plain, checkpointing, and ferry at several budgets.
 
-    python benchmarks/memory.py --engine torch                       the table of the README
+    python benchmarks/memory.py --engine torch --save                the table of the README, and its result file
     python benchmarks/memory.py --engine torch --channels-last       each model also in channels_last
     python benchmarks/memory.py --engine torch --capped              the largest sizes under a hard cap
     python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
@@ -10,29 +10,27 @@
 Every measurement has a fresh process, two threads and the same seeds. Peak: resident memory over what the process held before
 the model was built; for TensorFlow also the peak that its allocator saw, which counts tensors only. CPU and wall seconds: median
 step without the first. All modes of a model run in turns, three times, since a machine's speed moves: seconds are medians of the
-turns, peaks the highest of them. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned"
-is the same with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc
-alone would give. Checkpointing runs BatchNorm twice, so its buffers differ from plain's.
+turns, peaks the highest of them. "Over plain" is the CPU time over plain's in the same turn: the median of the turns, and the
+lowest and the highest. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned" is the same
+with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc alone would
+give. "Smallest" is the smallest budget that was accepted and held. Checkpointing runs BatchNorm twice, so its buffers differ from
+plain's.
 """
 
 import argparse
-import json
-import os
-import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-import tensorferry as ferry
 from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, combine, measure
-from tables import make_table, make_targets_table
+from results import FigureTable, parse_options, save_result
+from tables import make_capped_table, make_table, make_targets_table
 from targets import TARGETS, Verdict, judge, judge_capped
 from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
@@ -71,7 +69,7 @@ SCOPES = {
         precision="fp32",
         modes=("plain", "returned", "half", "third", "smallest"),
         caps=("allocator", "process"),
-        packages=("tensorflow-cpu", "keras", "numpy"),
+        packages=("tensorflow", "tensorflow-cpu", "keras", "numpy"),
     ),
 }
 _console = Console(width=None if sys.stdout.isatty() else 160)
@@ -83,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         verdicts = _run_capped(options) if options.capped else _run_table(options)
     except KeyboardInterrupt:
-        _console.print(f"interrupted; what was measured so far is in {options.json}")
+        _say("interrupted" if options.save is None else "interrupted; the result file holds what was measured so far")
         return 130
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
@@ -103,8 +101,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
     parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     scope = SCOPES[options.engine]
     options.models, options.precision = options.models or scope.models, options.precision or scope.precision
     options.caps = _choices(parser, options.cap, scope.caps)
@@ -120,9 +117,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--steps must be at least 2: the first step is not timed")
     if options.turns < 1:
         parser.error("--turns must be at least 1")
-    if options.json is None:
-        kind = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-quick' if options.quick else ''}"
-        options.json = Path(__file__).parent / "results" / f"{kind}.json"
     return options
 
 
@@ -164,44 +158,36 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
         for mode, row in _measure_in_turns(case, options):
             turns.setdefault(mode, []).append(row)
             measured[case][mode] = combine(turns[mode])
-            _write(options, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+            _save(options, make_table(measured), {"rows": _list_rows(measured)})
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
         if not options.quick:  # the targets are for the full sizes
             verdicts += judge(measured[case], default_layout)
-    _console.print(make_table(measured))
-    return _finish(options, verdicts, {"rows": [_row_json(m, r) for rows in measured.values() for m, r in rows.items()]})
+    return _finish(options, make_table(measured), {"rows": _list_rows(measured)}, verdicts)
 
 
 def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
-    first = []
-    for mode, row in _measure_case(case, options):
-        first.append((mode, row))
-        yield mode, row
-    for _ in range(options.turns - 1):
-        for mode, row in first:
-            if row.trained:
-                yield mode, measure(row.request, exact_malloc=mode == "returned")
-
-
-def _measure_case(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
-    request = Request(case, "plain", tier=options.tier, num_steps=options.steps or 5, engine=options.engine)
+    """Plain and every mode in each turn; what does not train in one is not tried in the next."""
     _say(f"{case.label} ...")
+    request = Request(case, "plain", tier=options.tier, num_steps=options.steps or 5, engine=options.engine)
+    requests = {"returned": request, "checkpoint": replace(request, mode="checkpoint")}
+    if "smallest" in options.modes:  # a search of many trainings, so not between two that are compared
+        requests["smallest"] = find_smallest(replace(request, mode="ferry")).request
     plain = measure(request)
     yield "plain", plain
     if not plain.trained:
         _say(f"{case.label}: {plain.message}")
         return
-    for mode in options.modes:
-        match mode:
-            case "returned":
-                yield mode, measure(request, exact_malloc=True)
-            case "checkpoint":
-                yield mode, measure(replace(request, mode="checkpoint"))
-            case "half" | "third":
-                share = {"half": 2, "third": 3}[mode]
-                yield mode, measure(replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share))
-            case "smallest":
-                yield mode, find_smallest(replace(request, mode="ferry"))
+    for mode, share in (("half", 2), ("third", 3)):
+        requests[mode] = replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share)
+    modes = [mode for mode in options.modes if mode != "plain"]
+    for turn in range(options.turns):
+        if turn > 0:
+            yield "plain", measure(request)
+        for mode in list(modes):
+            row = measure(requests[mode], exact_malloc=mode == "returned")
+            yield mode, row
+            if not row.trained:
+                modes.remove(mode)
 
 
 def find_smallest(request: Request) -> Measurement:
@@ -246,16 +232,17 @@ def _run_capped(options: argparse.Namespace) -> list[Verdict]:
     for case, cap in product(sorted(bases, key=lambda case: case.label), options.caps):
         hoped_gain = 1.0 if options.quick else TARGETS[options.engine].gains.get(case.family, 1.0)
         results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say, hoped_gain))
-        _write(options, {"capped": [_capped_json(result) for result in results]})
+        _save(options, make_capped_table(results), {"capped": _list_capped(results)})
     verdicts = [] if options.quick else [verdict for result in results for verdict in judge_capped(result)]
-    return _finish(options, verdicts, {"capped": [_capped_json(result) for result in results]})
+    return _finish(options, make_capped_table(results), {"capped": _list_capped(results)}, verdicts)
 
 
-def _finish(options: argparse.Namespace, verdicts: list[Verdict], figures: dict[str, Any]) -> list[Verdict]:
+def _finish(options: argparse.Namespace, table: FigureTable, figures: dict[str, Any], verdicts: list[Verdict]) -> list[Verdict]:
+    _console.print(table)
     if verdicts:
         _console.print(make_targets_table(verdicts))
-    _write(options, figures | {"targets": [asdict(verdict) for verdict in verdicts]})
-    _console.print(f"figures: {options.json}", markup=False)
+    if path := _save(options, table, figures | {"targets": [asdict(verdict) for verdict in verdicts]}):
+        _say(f"result file: {path}")
     return verdicts
 
 
@@ -263,26 +250,31 @@ def _say(text: str) -> None:
     _console.print(text, style="dim", markup=False)
 
 
-def _row_json(mode: str, row: Measurement) -> dict[str, Any]:
-    return {"mode": mode, **asdict(row)}
+def _list_rows(measured: dict[Case, dict[str, Measurement]]) -> list[dict[str, Any]]:
+    listed = []
+    for case, rows in measured.items():
+        for mode, row in rows.items():
+            ratios = row.cpu_ratios(rows["plain"]) if row.trained and rows["plain"].trained else []
+            listed.append({"model": case.name, "mode": mode, **_without_message(row), "cpu_ratios": ratios})
+    return listed
 
 
-def _capped_json(result: CappedResult) -> dict[str, Any]:
-    return {**asdict(result), "gain": result.gain}
+def _list_capped(results: list[CappedResult]) -> list[dict[str, Any]]:
+    return [
+        {**asdict(result), "gain": result.gain, "attempts": [_without_message(attempt) for attempt in result.attempts]}
+        for result in results
+    ]
 
 
-def _circumstances(engine: str) -> dict[str, Any]:
-    versions = {"tensorferry": ferry.__version__} | {package: version(package) for package in SCOPES[engine].packages}
-    return {"python": platform.python_version(), **versions, "system": platform.platform(), "num_cpus": os.cpu_count()}
+def _without_message(row: Measurement) -> dict[str, Any]:
+    """The figures alone: a message can be a traceback, with the folders of this machine."""
+    return {name: value for name, value in asdict(row).items() if name != "message"}
 
 
-def _write(options: argparse.Namespace, figures: dict[str, Any]) -> None:
-    """The whole file or nothing: an interrupted run leaves what was measured before."""
-    path: Path = options.json
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"circumstances": _circumstances(options.engine), **figures}, indent=1))
-    part.replace(path)
+def _save(options: argparse.Namespace, table: FigureTable, figures: dict[str, Any]) -> Path | None:
+    """After every training: an interrupted run leaves what was measured before."""
+    benchmark = f"memory-{options.engine}{'-capped' if options.capped else ''}"
+    return save_result(options, benchmark, [table], figures, SCOPES[options.engine].packages)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/optimize.py                              MiniLM (128 tokens), ResNet-50, EfficientNet-lite0, 3D U-Net (64^3)
     python benchmarks/optimize.py --models minilm,lite0        some of them
     python benchmarks/optimize.py --models toy --seconds 5     to try the benchmark itself
-    python benchmarks/optimize.py --json optimize.json         the same, and a file of it
+    python benchmarks/optimize.py --save                       all of them, and their result file
 
 Every model is searched once with int8 allowed; the default is the best without it. Then every engine that passed, and the
 original, are timed again in turns, all of them and for longer: that is the exhaustive measurement, whose medians are shown.
@@ -14,17 +14,16 @@ line says whether this one does.
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 import tensorferry as ferry
 from optimize_subjects import SUBJECTS, Samples, Subject
+from results import FigureTable, parse_options, save_result
 from tensorferry.machine import count_cores
 from tensorferry.optimization.candidates import CandidateResult, has_bf16, thread_counts
 from tensorferry.optimization.engine import Engine
@@ -152,19 +151,17 @@ def _passed(engine: Engine) -> list[CandidateResult]:
     return [each for each in engine.result.candidates if each.passed and each.speed is not None]
 
 
-def make_table(rows: list[Row]) -> Table:
+def make_table(rows: list[Row]) -> FigureTable:
     """A row a model."""
-    table = Table(title="One row (batch 1), medians")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("model", "original", "default engine", "int8") else "right")
+    cells = []
     for row in rows:
         int8 = ("none passed", "", "", "")
         if row.int8_seconds is not None and row.int8_speedup is not None and row.int8_agreement is not None:
             int8 = (row.int8, f"{1e3 * row.int8_seconds:.3g}", f"{row.int8_speedup:.2f}", f"{100 * row.int8_agreement:.1f} %")
         default = (row.default, f"{1e3 * row.default_seconds:.3g}", f"{row.default_speedup:.2f}")
         original = (row.original, f"{1e3 * row.original_seconds:.3g}")
-        table.add_row(row.model, *original, *default, *int8, f"{row.difference:.1e}", f"{row.regret:.3f}")
-    return table
+        cells.append((row.model, *original, *default, *int8, f"{row.difference:.1e}", f"{row.regret:.3f}"))
+    return FigureTable("One row (batch 1), medians", COLUMNS, cells)
 
 
 def list_verdicts(rows: list[Row]) -> list[tuple[str, bool]]:
@@ -186,21 +183,20 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="minilm,resnet50,lite0,unet3d", help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--seconds", type=float, default=240.0, help="for the search of one model (default %(default)g)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     names = options.models.split(",")
     if unknown := [name for name in names if name not in SUBJECTS]:
         parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(SUBJECTS)}")
     console = Console(width=190)
     console.print(f"{count_cores()} cores, bf16 {'in' if has_bf16() else 'not in'} the CPU")
     rows = [run_model(name, SUBJECTS[name], options.seconds, console) for name in names]
-    console.print(make_table(rows))
+    table = make_table(rows)
+    console.print(table)
     verdicts = list_verdicts(rows)
     for text, is_met in verdicts:
         console.print(f"{'met   ' if is_met else 'missed'}  {text}", highlight=False)
-    if options.json is not None:
-        figures = {"bf16": has_bf16(), "cores": count_cores(), "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(figures, indent=1))
+    packages = ["torch", "tensorflow", "tensorflow-cpu", "onnxruntime", "openvino", "nncf"]
+    save_result(options, "optimize", [table], {"rows": [asdict(row) for row in rows]}, packages)
     return 0 if all(is_met for _, is_met in verdicts) else 1
 
 

@@ -1,8 +1,8 @@
 """How long planning takes as traces grow, and what the plans cost.
 
-    python benchmarks/planner.py                      1,000 to 30,000 ops, four budgets each
-    python benchmarks/planner.py --json planner.json  the same, and a file of it
-    python benchmarks/planner.py --ops 1000,3000      other sizes
+    python benchmarks/planner.py                    1,000 to 30,000 ops, four budgets each
+    python benchmarks/planner.py --save             the same, and its result file
+    python benchmarks/planner.py --ops 1000,3000    other sizes
 
 The traces are made-up chains of layers (see `tensorferry.trace.synthetic`) with 29 movable storages for every 100 ops. Budgets
 are shares of what lies between the floor and the plain peak; zero is the floor. The link is slow enough that the planner has to
@@ -11,12 +11,9 @@ logarithmic axes, all budgets together: 1 is linear.
 """
 
 import argparse
-import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import TypeVar
@@ -24,8 +21,8 @@ from typing import TypeVar
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from results import FigureTable, parse_options, save_result
 from tensorferry.machine import Machine, TierSpeed
 from tensorferry.plan import Plan, find_floor, make_plan, simulate
 from tensorferry.trace import Trace, make_chain_trace
@@ -57,8 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--ops", default=",".join(map(str, SIZES)), help="comma separated")
     parser.add_argument("--repeat", type=int, default=3, help="how often each plan is made")
     parser.add_argument("--link", type=float, default=6.0, metavar="GB/S", help="how fast the link is")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     console = Console(width=None if sys.stdout.isatty() else 120)
     sizes = sorted({int(size) for size in options.ops.split(",")})
     cases = [(make_chain_trace(max(1, size // OPS_PER_LAYER)), share) for size in sizes for share in BUDGET_SHARES]
@@ -66,13 +62,13 @@ def main(argv: list[str] | None = None) -> int:
         measure(trace, share, options.link, options.repeat)
         for trace, share in track(cases, "planning", console=console, transient=True)
     ]
-    console.print(make_table(rows))
-    exponent = fit_exponent(rows)
+    table, exponent, notes = make_table(rows), fit_exponent(rows), []
+    console.print(table)
     if exponent is not None:
-        console.print(f"CPU seconds grow with ops to the power of {exponent:.2f}, from {sizes[0]:,} to {sizes[-1]:,} ops")
-    if options.json:
-        record = {"python": platform.python_version(), "exponent": exponent, "rows": [asdict(row) for row in rows]}
-        options.json.write_text(json.dumps(record, indent=1))
+        notes = [f"CPU seconds grow with ops to the power of {exponent:.2f}, from {sizes[0]:,} to {sizes[-1]:,} ops."]
+        console.print(*notes)
+    figures = {"exponent": exponent, "rows": [asdict(row) for row in rows]}
+    save_result(options, "planner", [table], figures, ["numpy"], notes)
     slowest = max((row.wall_seconds for row in rows if row.num_ops <= TARGET_OPS + OPS_PER_LAYER), default=0.0)
     console.print(f"slowest plan of at most {TARGET_OPS:,} ops: {slowest:.2f} s, to be under {TARGET_SECONDS:.0f} s")
     return 0 if slowest < TARGET_SECONDS else 1
@@ -114,15 +110,11 @@ def fit_exponent(rows: list[Row]) -> float | None:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-def make_table(rows: list[Row]) -> Table:
+def make_table(rows: list[Row]) -> FigureTable:
     """The rows for people."""
-    table = Table(title="planning time")
-    for heading in ("ops", "movable", "budget", "plan wall s", "plan CPU s", "simulate ms", "step / plain", "stall"):
-        table.add_column(heading, justify="right")
-    for before, row in zip([None, *rows], rows, strict=False):
-        if before is not None and before.num_ops != row.num_ops:
-            table.add_section()
-        table.add_row(
+    columns = ("ops", "movable", "budget", "plan wall s", "plan CPU s", "simulate ms", "step / plain", "stall")
+    cells = [
+        (
             f"{row.num_ops:,}",
             f"{row.num_movable:,}",
             f"{row.budget_share:.0%}" if row.budget_share else "floor",
@@ -132,7 +124,9 @@ def make_table(rows: list[Row]) -> Table:
             f"{row.step_ratio:.3f}",
             f"{row.stall_share:.1%}",
         )
-    return table
+        for row in rows
+    ]
+    return FigureTable("Planning time", columns, cells)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
     python benchmarks/precision.py                         bf16 beside fp32, torch and Keras, a transformer and a CNN
     python benchmarks/precision.py --precision fp16        another precision
     python benchmarks/precision.py --quick                 toys, to try the benchmark itself
-    python benchmarks/precision.py --json precision.json   also a file of it
+    python benchmarks/precision.py --save                  also the result file
 
-Every training runs in a process of its own, for several seeds. Seconds are medians over steps, then over seeds. The metric is
-within noise where the mean accuracies differ by no more than twice the deviation between seeds, or by half a per cent. Whether a
-precision is fast depends on the processor: without instructions for bf16 (AVX512_BF16, AMX, a GPU's) it is slower than fp32,
-often so much that there is no time to train in it. Then its steps are timed, no metric is compared, and a line says so.
+Every training runs in a process of its own, for several seeds. Seconds are medians over steps, then over seeds; "faster" is
+fp32's over the other's with the same seed, the median and the lowest and the highest. The metric is within noise where the mean
+accuracies differ by no more than twice the deviation between seeds, or by half a per cent. Whether a precision is fast depends on
+the processor: without instructions for bf16 (AVX512_BF16, AMX, a GPU's) it is slower than fp32, often so much that there is no
+time to train in it. Then its steps are timed, no metric is compared, and a line says so.
 """
 
 import argparse
@@ -25,8 +26,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
+from results import FigureTable, format_ratios, parse_options, save_result
 from tensorferry.units import format_seconds
 
 PAIRS = (("torch", "transformer"), ("torch", "cnn"), ("keras", "transformer"), ("keras", "cnn"))
@@ -41,15 +42,15 @@ class Row:
 
     framework: str
     model: str
-    plain_seconds: float
-    seconds: float
+    plain_seconds: tuple[float, ...]  # of the median step, one a seed
+    seconds: tuple[float, ...]
     plain_accuracies: tuple[float, ...]  # one a seed
     accuracies: tuple[float, ...]  # empty in either: there was no time to train
 
     @property
-    def gain(self) -> float:
-        """How many times faster a step is."""
-        return self.plain_seconds / self.seconds
+    def gains(self) -> list[float]:
+        """How many times faster a step is, for each seed."""
+        return [plain / other for plain, other in zip(self.plain_seconds, self.seconds, strict=True)]
 
     @property
     def within_noise(self) -> bool | None:
@@ -70,8 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--framework", choices=("torch", "keras"), help="only this one")
     parser.add_argument("--model", choices=("transformer", "cnn"), help="only this one")
     parser.add_argument("--quick", action="store_true", help="toys: nothing is learnt, so the metric says nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     size = QUICK if options.quick else FULL
     pairs = [pair for pair in PAIRS if options.framework in (None, pair[0]) and options.model in (None, pair[1])]
     rows = [
@@ -79,12 +79,16 @@ def main(argv: list[str] | None = None) -> int:
         for framework, model in track(pairs, "training", console=Console(stderr=True))
     ]
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(make_table(rows, options.precision))
-    for row in rows:
-        if row.within_noise is None:
-            console.print(f"{row.framework} {row.model}: steps are too slow here to train in the time, so no metric is compared")
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) | {"gain": row.gain} for row in rows], indent=1))
+    table = make_table(rows, options.precision)
+    notes = [
+        f"{row.framework} {row.model}: steps are too slow here to train in the time, so no metric is compared."
+        for row in rows
+        if row.within_noise is None
+    ]
+    console.print(table, *notes, sep="\n")
+    figures = {"rows": [asdict(row) | {"gains": row.gains} for row in rows]}
+    packages = ["torch", "tensorflow", "tensorflow-cpu", "keras"]
+    save_result(options, f"precision-{options.precision}", [table], figures, packages, notes)
     return 0 if options.quick or all(row.within_noise is not False for row in rows) else 1
 
 
@@ -103,20 +107,17 @@ def measure_pair(framework: str, model: str, precision: str, num_seeds: int, siz
     return Row(framework, model, _seconds(plain), _seconds(other), _accuracies(plain), _accuracies(other))
 
 
-def make_table(rows: Sequence[Row], precision: str) -> Table:
+def make_table(rows: Sequence[Row], precision: str) -> FigureTable:
     """One row a model."""
-    table = Table(title=f"{precision} beside fp32")
-    for name in ("framework", "model"):
-        table.add_column(name)
     accuracies = ("fp32 accuracy", f"{precision} accuracy", "seeds", "within noise")
-    for name in ("fp32 step", f"{precision} step", "times faster", *accuracies):
-        table.add_column(name, justify="right")
+    columns = ("framework", "model", "fp32 step", f"{precision} step", "faster", *accuracies)
+    cells = []
     for row in rows:
-        means = [f"{statistics.mean(one):.3f}" if one else "–" for one in (row.plain_accuracies, row.accuracies)]
+        means = [f"{statistics.mean(one):.3f}" if one else "" for one in (row.plain_accuracies, row.accuracies)]
         verdict = {True: "yes", False: "no", None: "not known"}[row.within_noise]
-        seconds = [format_seconds(row.plain_seconds), format_seconds(row.seconds)]
-        table.add_row(row.framework, row.model, *seconds, f"{row.gain:.2f}", *means, str(len(row.accuracies)), verdict)
-    return table
+        seconds = [format_seconds(statistics.median(one)) for one in (row.plain_seconds, row.seconds)]
+        cells.append((row.framework, row.model, *seconds, format_ratios(row.gains), *means, str(len(row.accuracies)), verdict))
+    return FigureTable(f"{precision} beside fp32", columns, cells)
 
 
 def _run(request: dict[str, Any]) -> dict[str, float]:
@@ -125,8 +126,8 @@ def _run(request: dict[str, Any]) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _seconds(found: Sequence[dict[str, float]]) -> float:
-    return statistics.median(one["seconds"] for one in found)
+def _seconds(found: Sequence[dict[str, float]]) -> tuple[float, ...]:
+    return tuple(one["seconds"] for one in found)
 
 
 def _accuracies(found: Sequence[dict[str, float]]) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """Predictions beside published figures, error for error: nothing is hidden and nothing tuned for a row.
 
-    python benchmarks/published.py                    everything, about a minute
-    python benchmarks/published.py --json out.json    the same, and a file of it
+    python benchmarks/published.py           everything, about a minute
+    python benchmarks/published.py --save    the same, and its result file
 
 Throughput: the figures that the roofline's efficiencies were fitted to, so their errors say how well one set of shares fits all.
 Limits and cost: none of these was used for fitting. The swap-all policy is that of the system which published them, so its
@@ -10,17 +10,14 @@ plan is slower than swap-all's anywhere, or less than twice as fast on PCIe 3 at
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from results import FigureTable, parse_options, save_result
 from tensorferry.estimation.estimate import Study
 from tensorferry.estimation.models import Input, find_model
 from tensorferry.estimation.results import MachineEstimate
@@ -72,23 +69,25 @@ class Duel:
 def main(argv: list[str] | None = None) -> int:
     """Predict, print, write; 0 where ferry's plans are what is claimed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     console = Console(width=170)
     throughput = [*predict_resnet(), *predict_bert()]
-    _print_lines(console, "Throughput, samples a second (used for fitting)", throughput)
     studies = make_studies()
     rows = {name: study.estimate_on(find_machine(NVLINK)) for name, study in studies.items()}
     limits = list(compare_limits(rows))
-    _print_lines(console, "What fits a V100 with 16 GB", limits)
     duels = [duel for name in studies for duel in fight(name, studies[name], rows[name])]
     costs = list(compare_costs(duels))
-    _print_lines(console, "What swapping everything costs", costs)
-    _print_duels(console, duels)
-    if options.json is not None:
-        tables = {"throughput": throughput, "limits": limits, "costs": costs}
-        data = {name: [asdict(line) for line in lines] for name, lines in tables.items()} | {"duels": [asdict(d) for d in duels]}
-        options.json.write_text(json.dumps(data, indent=1))
+    tables = [
+        make_table("Throughput, samples a second (used for fitting)", throughput),
+        make_table("What fits a V100 with 16 GB", limits),
+        make_table("What swapping everything costs", costs),
+        make_duels_table(duels),
+    ]
+    console.print(*tables, sep="\n")
+    lines = {"throughput": throughput, "limits": limits, "costs": costs}
+    figures = {name: [asdict(line) for line in found] for name, found in lines.items()}
+    figures["duels"] = [asdict(duel) for duel in duels]
+    save_result(options, "published", tables, figures, ["torch"])
     return 0 if all(duel.holds for duel in duels) else 1
 
 
@@ -223,31 +222,28 @@ def compare_costs(duels: list[Duel]) -> Iterator[Line]:
     yield _line("3D U-Net at 2.4x, PCIe 3 shared by two over NVLink 2", 4.2, slower[SHARED], MATZEK, "{:.1f}x slower")
 
 
-# ---- printing
+# ---- tables
 
 
 def _line(what: str, published: float, predicted: float, source: str, form: str = "{:,.4g}") -> Line:
     return Line(what, form.format(published), form.format(predicted), predicted / published - 1, source)
 
 
-def _print_lines(console: Console, title: str, lines: list[Line]) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "published", "predicted", "error", "source"):
-        table.add_column(name, justify="left" if name in ("", "source") else "right")
-    for line in lines:
-        error = "" if line.error is None else f"{100 * line.error:+.0f} %"
-        table.add_row(line.what, line.published, line.predicted, error, line.source)
-    console.print(table)
+def make_table(title: str, lines: list[Line]) -> FigureTable:
+    """One row a published figure."""
+    errors = ["" if line.error is None else f"{100 * line.error:+.0f} %" for line in lines]
+    cells = [(line.what, line.published, line.predicted, error, line.source) for line, error in zip(lines, errors, strict=True)]
+    return FigureTable(title, ("figure", "published", "predicted", "error", "source"), cells)
 
 
-def _print_duels(console: Console, duels: list[Duel]) -> None:
-    table = Table(title="ferry and swap-all, overhead", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("step", "machine", "swap-all", "ferry", "ferry faster by", ""):
-        table.add_column(name, justify="left" if name in ("step", "machine") else "right")
+def make_duels_table(duels: list[Duel]) -> FigureTable:
+    """One row a step on a machine."""
+    cells = []
     for duel in duels:
         overheads = [f"{100 * share:+.0f} %" for share in (duel.swap_all_overhead, duel.ferry_overhead)]
-        table.add_row(duel.what, duel.machine, *overheads, f"{duel.speedup:.2f}x", "" if duel.holds else "NOT AS CLAIMED")
-    console.print(table)
+        cells.append((duel.what, duel.machine, *overheads, f"{duel.speedup:.2f}x", "" if duel.holds else "NOT AS CLAIMED"))
+    columns = ("step", "machine", "swap-all", "ferry", "ferry faster by", "")
+    return FigureTable("ferry and swap-all, overhead", columns, cells)
 
 
 if __name__ == "__main__":

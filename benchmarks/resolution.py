@@ -5,7 +5,6 @@ one finds are brought to its grid. Same steps, same seed, held-out slabs only.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
+from results import FigureTable, parse_options, save_result
 from tensorferry.demo.show import BACKEND, HEADROOM_NBYTES, DemoTraining, run_training
 from tensorferry.extras import load_extra
 from tensorferry.recipes.data.mni152 import LABELS, Mni152
@@ -44,10 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     say = Console(stderr=True, highlight=False).print
     with tempfile.TemporaryDirectory(prefix="ferry-resolution-") as text:
         results, cap = study(options.low, options.high, options.steps, options.base, Path(text), say)
-    if options.json:
-        print(json.dumps({"cap_nbytes": cap, "results": [asdict(result) for result in results]}))
-    else:
-        Console().print(make_table(results, cap))
+    table = make_table(results, cap)
+    Console().print(table)
+    figures = {"cap_nbytes": cap, "results": [asdict(result) for result in results]}
+    save_result(options, "resolution", [table], figures, ["torch", "keras"])
     outcomes = [result.outcome == "trained" for result in results]
     return 0 if outcomes == [True, False, True] else 1
 
@@ -92,17 +91,16 @@ def enlarge(scores: NDArray[np.float32], edge: int) -> NDArray[np.float32]:
     return ndimage.zoom(scores, (share, share, share, 1), order=1, grid_mode=True, mode="nearest")
 
 
-def make_table(results: list[Result], cap: int) -> Table:
-    """For people."""
-    table = Table(title=f"Dice on the high resolution's truth, all under a cap of {format_bytes(cap)}")
-    for name in ("resolution", "budget", "peak", *LABELS[1:], ""):
-        table.add_column(name, justify="right")
+def make_table(results: list[Result], cap: int) -> FigureTable:
+    """One row a training."""
+    cells = []
     for result in results:
         budget = format_bytes(result.budget_nbytes) if result.budget_nbytes else "plain"
         peak = format_bytes(result.peak_nbytes) if result.dice else ""
         dice = [f"{value:.3f}" for value in result.dice] or ["", ""]
-        table.add_row(f"{result.resolution}^3", budget, peak, *dice, result.outcome)
-    return table
+        cells.append((f"{result.resolution}³", budget, peak, *dice, result.outcome))
+    title = f"Dice on the high resolution's truth, all under a cap of {format_bytes(cap)}"
+    return FigureTable(title, ("resolution", "budget", "peak", *LABELS[1:], "outcome"), cells)
 
 
 def _train(request: DemoTraining, say: Any) -> Result:
@@ -128,8 +126,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--high", type=int, default=72, help="voxels a side that it has not (default %(default)s)")
     parser.add_argument("--steps", type=int, default=50, help="of each training (default %(default)s)")
     parser.add_argument("--base", type=int, default=16, help="channels at full resolution (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON")
-    return parser.parse_args(argv)
+    return parse_options(parser, __file__, argv)
 
 
 if __name__ == "__main__":

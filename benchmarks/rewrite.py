@@ -1,8 +1,8 @@
 """How long it takes to put a plan into a traced TensorFlow graph.
 
-    python benchmarks/rewrite.py                      ResNets of 50, 80 and 101 layers at batch 16: 6,500 to 13,000 ops
-    python benchmarks/rewrite.py --blocks 16          one size: this many bottlenecks in the third stage
-    python benchmarks/rewrite.py --json rewrite.json  the same, and a file of it
+    python benchmarks/rewrite.py                ResNets of 50, 80 and 101 layers at batch 16: 6,500 to 13,000 ops
+    python benchmarks/rewrite.py --blocks 16    one size: this many bottlenecks in the third stage
+    python benchmarks/rewrite.py --save         all sizes, and their result file
 
 Nothing is trained. A training step is traced as Keras does it; then the graph is read into a trace ("read"), planned for
 the smallest budget, which moves most ("plan"), edited ("edit") and made into a function ("make"). Rewriting is
@@ -10,18 +10,15 @@ all but planning, which has a benchmark of its own. Seconds are wall; CPU second
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,6 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import tensorflow as tf
 
+from results import FigureTable, parse_options, save_result
 from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import carry_out
@@ -70,13 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, write; 0 when graphs of the target size are rewritten in time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", default=",".join(map(str, BLOCKS)), help="comma separated")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    options = parser.parse_args(argv)
+    options = parse_options(parser, __file__, argv)
     console = Console(width=None if sys.stdout.isatty() else 120)
     rows = [measure(int(num_blocks)) for num_blocks in options.blocks.split(",")]
-    console.print(make_table(rows))
-    if options.json:
-        options.json.write_text(json.dumps({"tensorflow": tf.__version__, "rows": [asdict(row) for row in rows]}, indent=1))
+    table = make_table(rows)
+    console.print(table)
+    save_result(options, "rewrite", [table], {"rows": [asdict(row) for row in rows]}, ["tensorflow", "tensorflow-cpu", "keras"])
     # a graph is seldom of exactly the target's size
     slowest = max(row.rewrite_seconds * min(1.0, TARGET_OPS / row.num_ops) for row in rows)
     console.print(f"rewriting {TARGET_OPS:,} ops: {slowest:.2f} s, to be under {TARGET_SECONDS:.0f} s")
@@ -114,15 +111,14 @@ def _time(work: Callable[[], T]) -> tuple[T, float]:
     return work(), perf_counter() - started
 
 
-def make_table(rows: list[Row]) -> Table:
+def make_table(rows: list[Row]) -> FigureTable:
     """The rows for people."""
-    table = Table(title="rewriting time")
-    for heading in ("ops", "moved", "read s", "plan s", "edit s", "make s", "rewrite s", "CPU s"):
-        table.add_column(heading, justify="right")
+    cells = []
     for row in rows:
         seconds = (row.read_seconds, row.plan_seconds, row.edit_seconds, row.make_seconds, row.rewrite_seconds, row.cpu_seconds)
-        table.add_row(f"{row.num_ops:,}", f"{row.num_moved:,}", *(f"{value:.2f}" for value in seconds))
-    return table
+        cells.append((f"{row.num_ops:,}", f"{row.num_moved:,}", *(f"{value:.2f}" for value in seconds)))
+    columns = ("ops", "moved", "read s", "plan s", "edit s", "make s", "rewrite s", "CPU s")
+    return FigureTable("Rewriting time", columns, cells)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,33 @@
 """The figures of the prediction server: CPU a request, throughput against in-process, added latency, a soak.
 
     python benchmarks/serve.py --quick
-    python benchmarks/serve.py --mlserver VENV/bin/python --triton VENV/bin/python
+    python benchmarks/serve.py --mlserver VENV/bin/python --triton VENV/bin/python --save
 
 Peers run from environments of their own, made with `pip install mlserver onnxruntime "uvloop<0.22"` and
 `pip install nvidia-pytriton onnxruntime`; a peer that is not there is skipped with a message. Everything that is compared runs at
-the same time and is measured in turns, three times; medians are shown. "Of ferry": ferry's CPU time over that of the server.
+the same time and is measured in turns, three times; medians are shown. "Ferry over it" is ferry's CPU time over that of the
+server, "served over alone" the server's rate over that of the same session in process: medians of the turns, with the lowest and
+the highest.
 """
 
 import argparse
 import os
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, save
+from rich.console import Console
 
+from results import FigureTable, format_ratios, parse_options, save_result
 from serve_graphs import save_minilm, save_mlp, save_resnet50
 from serve_servers import NotInstalled, Running, run_ferry, run_mlserver, run_triton
 from serve_soak import soak
@@ -31,9 +37,19 @@ from tensorferry.units import format_bytes, format_seconds
 PARTS = ("cpu", "throughput", "latency", "soak")
 CONCURRENCIES = (1, 8, 32)
 ROUNDS = 3  # each measured so often, in turns; medians are shown
+_PACKAGES = ("onnxruntime", "tritonclient", "grpcio", "uvloop")
 
 
-def main() -> None:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one part of the benchmark found: a table, or a few sentences."""
+
+    figures: list[dict[str, Any]]
+    table: FigureTable | None = None
+    notes: tuple[str, ...] = ()
+
+
+def main(argv: list[str] | None = None) -> int:
     """Run the parts that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="default %(default)s")
@@ -42,20 +58,30 @@ def main() -> None:
     parser.add_argument("--mlserver", type=Path, help="the Python of an environment with MLServer")
     parser.add_argument("--triton", type=Path, help="the Python of an environment with nvidia-pytriton")
     parser.add_argument("--quick", action="store_true", help="a second each, to try the benchmark itself")
-    options = parser.parse_args()
+    options = parse_options(parser, __file__, argv)
     if options.quick:
         options.seconds, options.soak_seconds = 1.0, 5.0
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    parts: dict[str, Part] = {}
+    run = {"cpu": _compare_costs, "throughput": _compare_throughput, "latency": _compare_latency, "soak": _soak}
     with tempfile.TemporaryDirectory(prefix="ferry-serve-") as name:
-        work = Path(name)
         for part in options.parts.split(","):
-            print(f"\n== {part} (load average {os.getloadavg()[0]:.1f})", flush=True)
-            {"cpu": _show_cpu, "throughput": _show_throughput, "latency": _show_latency, "soak": _show_soak}[part](work, options)
+            console.print(f"{part} (load average {os.getloadavg()[0]:.1f}) ...", style="dim")
+            parts[part] = run[part](Path(name), options)
+            if (table := parts[part].table) is not None:
+                console.print(table)
+            for note in parts[part].notes:
+                print(note, flush=True)
+    tables = [part.table for part in parts.values() if part.table is not None]
+    notes = [note for part in parts.values() for note in part.notes]
+    save_result(options, "serve", tables, {name: part.figures for name, part in parts.items()}, _PACKAGES, notes)
+    return 0
 
 
 # ---- CPU a request, beside peers -------------------------------------------------------------------------------------------
 
 
-def _show_cpu(work: Path, options: argparse.Namespace) -> None:
+def _compare_costs(work: Path, options: argparse.Namespace) -> Part:
     repository = work / "cpu"
     model = save_mlp(repository / "mlp" / "1" / "model.onnx")
     (repository / "mlp" / "config.pbtxt").write_text(
@@ -77,32 +103,42 @@ def _show_cpu(work: Path, options: argparse.Namespace) -> None:
                 servers.append(stack.enter_context(start()))
             except NotInstalled as reason:
                 print(f"{name}: skipped, {reason}")
-        _show_costs(servers, options)
+        figures = list(_measure_costs(servers, options))
+    columns = ("concurrency", "protocol", "server", "CPU µs a request", "ferry over it", "requests/s", "p50", "p99", "errors")
+    return Part(figures, FigureTable("CPU time a request of a tiny network", columns, [_cost_cells(row) for row in figures]))
 
 
-def _show_costs(servers: list[Running], options: argparse.Namespace) -> None:
-    """All servers in turns, several times over, so that a busy moment of the machine hits each of them; medians."""
-    print(
-        f"{'server':10}{'protocol':>9}{'concurrency':>12}{'CPU us/request':>15}{'of ferry':>10}{'requests/s':>12}"
-        f"{'p50':>10}{'p99':>10}{'errors':>8}"
-    )
+def _measure_costs(servers: list[Running], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All servers in turns, several times over, so that a busy moment of the machine hits each of them."""
     for is_http in (True, False):
         # MLServer answers no ModelConfig over gRPC; its REST is what it is compared by
         asked = [server for server in servers if is_http or server.name != "MLServer"]
         for concurrency in CONCURRENCIES:
             rounds = [[_measure_cost(server, is_http, concurrency, options.seconds) for server in asked] for _ in range(ROUNDS)]
-            costs = [float(np.median([cost for cost, _ in column])) for column in zip(*rounds, strict=True)]
-            for server, cost, column in zip(asked, costs, zip(*rounds, strict=True), strict=True):
-                results = [result for _, result in column]
-                form = ("binary" if server.speaks_binary else "JSON") if is_http else "gRPC"
-                print(
-                    f"{server.name:10}{form:>9}{concurrency:>12}{1e6 * cost:>15.0f}{costs[0] / cost:>9.2f}x"
-                    f"{np.median([result.throughput for result in results]):>12.0f}"
-                    f"{format_seconds(float(np.median([result.p50_seconds for result in results]))):>10}"
-                    f"{format_seconds(float(np.median([result.p99_seconds for result in results]))):>10}"
-                    f"{sum(result.num_errors for result in results):>8}",
-                    flush=True,
-                )
+            for index, server in enumerate(asked):
+                yield {
+                    "server": server.name,
+                    "protocol": ("REST, binary" if server.speaks_binary else "REST, JSON") if is_http else "gRPC",
+                    "concurrency": concurrency,
+                    "cpu_seconds": [turn[index][0] for turn in rounds],
+                    "ferry_ratios": [turn[0][0] / turn[index][0] for turn in rounds],
+                    "measurements": [asdict(turn[index][1]) for turn in rounds],
+                }
+
+
+def _cost_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    seen = row["measurements"]
+    return (
+        str(row["concurrency"]),
+        row["protocol"],
+        row["server"],
+        f"{1e6 * np.median(row['cpu_seconds']):.0f}",
+        format_ratios(row["ferry_ratios"]) if row["server"] != "ferry" else "",
+        f"{np.median([each['num_requests'] / each['seconds'] for each in seen]):.0f}",
+        format_seconds(float(np.median([each["p50_seconds"] for each in seen]))),
+        format_seconds(float(np.median([each["p99_seconds"] for each in seen]))),
+        str(sum(each["num_errors"] for each in seen)),
+    )
 
 
 def _measure_cost(server: Running, is_http: bool, concurrency: int, seconds: float) -> tuple[float, Measurement]:
@@ -119,8 +155,8 @@ def _measure_cost(server: Running, is_http: bool, concurrency: int, seconds: flo
 # ---- throughput and latency against the same session in this process -------------------------------------------------------
 
 
-def _show_throughput(work: Path, options: argparse.Namespace) -> None:
-    print(f"{'model':10}{'batch':>6}{'instances':>10}{'in process/s':>14}{'served/s':>10}{'share':>7}")
+def _compare_throughput(work: Path, options: argparse.Namespace) -> Part:
+    figures, cells = [], []
     for name, make in (("minilm", save_minilm), ("resnet50", save_resnet50)):
         for num_instances in (1, 2):
             repository = work / f"{name}{num_instances}"
@@ -137,9 +173,12 @@ def _show_throughput(work: Path, options: argparse.Namespace) -> None:
                         # for each instance one request that waits while one runs: two instances may be done at the same time
                         (result,) = measure(target, [2 * num_instances])
                         pairs.append((alone, result.throughput * batch))
-                    alone, served = (float(np.median(column)) for column in zip(*pairs, strict=True))
-                    share = float(np.median([served / alone for alone, served in pairs]))
-                    print(f"{name:10}{batch:>6}{num_instances:>10}{alone:>14.1f}{served:>10.1f}{share:>7.2f}", flush=True)
+                    figures.append({"model": name, "batch": batch, "num_instances": num_instances, "rows_per_second": pairs})
+                    rates = [f"{np.median(column):.1f}" for column in zip(*pairs, strict=True)]
+                    shares = format_ratios([served / alone for alone, served in pairs])
+                    cells.append((name, str(batch), str(num_instances), *rates, shares))
+    columns = ("model", "batch", "instances", "alone, rows/s", "served, rows/s", "served over alone")
+    return Part(figures, FigureTable("Throughput beside the same session in process", columns, cells))
 
 
 def _run_in_process(path: Path, batch: int, num_threads: int, seconds: float) -> float:
@@ -163,8 +202,8 @@ def _run_in_process(path: Path, batch: int, num_threads: int, seconds: float) ->
     return sum(counts) * batch / (time.perf_counter() - started)
 
 
-def _show_latency(work: Path, options: argparse.Namespace) -> None:
-    print(f"{'model':10}{'':>12}{'p50':>10}{'p99':>10}   (concurrency 1)")
+def _compare_latency(work: Path, options: argparse.Namespace) -> Part:
+    figures, cells = [], []
     for name, make in (("mlp", save_mlp), ("minilm", save_minilm)):
         repository = work / f"latency-{name}"
         path = make(repository / name / "1" / "model.onnx")
@@ -177,8 +216,10 @@ def _show_latency(work: Path, options: argparse.Namespace) -> None:
                 served = np.array((result.p50_seconds, result.p99_seconds))
                 rounds.append((alone, served, served - alone))
         for words, column in zip(("in process", "served", "added"), zip(*rounds, strict=True), strict=True):
-            p50, p99 = np.median(column, axis=0)
-            print(f"{name:10}{words:>12}{format_seconds(float(p50)):>10}{format_seconds(float(p99)):>10}", flush=True)
+            p50, p99 = (float(seconds) for seconds in np.median(column, axis=0))
+            figures.append({"model": name, "where": words, "p50_seconds": p50, "p99_seconds": p99})
+            cells.append((name, words, format_seconds(p50), format_seconds(p99)))
+    return Part(figures, FigureTable("Latency at concurrency 1", ("model", "where", "p50", "p99"), cells))
 
 
 def _time_in_process(session: ort.InferenceSession, feed: dict[str, np.ndarray], seconds: float) -> np.ndarray:
@@ -207,7 +248,7 @@ def _open(path: Path, batch: int, num_instances: int) -> tuple[ort.InferenceSess
 # ---- mixed load ------------------------------------------------------------------------------------------------------------
 
 
-def _show_soak(work: Path, options: argparse.Namespace) -> None:
+def _soak(work: Path, options: argparse.Namespace) -> Part:
     repository = work / "soak"
     for name in ("steady", "moving"):
         path = repository / name / "1" / "model.onnx"
@@ -220,13 +261,13 @@ def _show_soak(work: Path, options: argparse.Namespace) -> None:
     settled = result.resident_nbytes[len(result.resident_nbytes) // 3 :]
     half = len(settled) // 2
     early, late = float(np.median(settled[:half])), float(np.median(settled[half:]))
-    print(
-        f"{result.num_good} good answers, {result.num_refused} bad requests refused, {result.num_hung_up} clients hung up, "
-        f"{result.num_loads} loads and unloads"
+    note = (
+        f"Mixed load for {options.soak_seconds:g} s: {result.num_good:,} good answers, {result.num_refused:,} bad requests "
+        f"refused, {result.num_hung_up:,} clients hung up, {result.num_loads:,} loads and unloads, "
+        f"{len(result.wrong)} wrong answers; memory {format_bytes(early)}, then {format_bytes(late)}: {late / early - 1:+.1%}."
     )
-    print(f"{len(result.wrong)} wrong answers" + "".join(f"\n  {line}" for line in result.wrong[:10]))
-    print(f"memory {format_bytes(early)} then {format_bytes(late)}: {late / early - 1:+.1%}")
+    return Part([asdict(result)], notes=(note, *result.wrong[:10]))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,7 @@ import tensorferry
 MODULES = [module.name for module in pkgutil.walk_packages(tensorferry.__path__, "tensorferry.") if "__main__" not in module.name]
 
 
-@pytest.mark.parametrize("name", [*MODULES, "capped"])
+@pytest.mark.parametrize("name", [*MODULES, "capped", "results"])
 def test_the_examples_of_a_module_are_true(name: str) -> None:
     try:
         module = import_module(name)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capped import CappedResult, largest
-from measure import Measurement, measure
+from measure import Measurement, combine, measure
+from tables import make_capped_table, make_table
 from targets import judge, judge_capped
 from trainings import Case, Request, parse_model
 
@@ -21,6 +22,7 @@ CASE = Case("resnet50", 32)
 PLAIN = Measurement(Request(CASE, "plain"), "trained", peak_nbytes=1000, cpu_seconds=10.0, wall_seconds=5.0, digests=BITS)
 FIGURES = {"predicted_peak_nbytes": 490, "predicted_step_seconds": 5.5}
 HALF = replace(PLAIN, request=Request(CASE, "ferry", 500), peak_nbytes=495, cpu_seconds=10.9, wall_seconds=5.6, ferry=FIGURES)
+CAPPED = ((("unet", 64), (64, 88)), (("gpt", 4), (4, 28)))
 
 
 @given(limit=st.integers(1, 120), start=st.integers(1, 40))
@@ -57,6 +59,44 @@ def test_a_run_that_reaches_every_target_passes() -> None:
 def test_a_missed_target_is_named(change: dict, figure: str) -> None:
     missed = [verdict.figure for verdict in judge({"plain": PLAIN, "half": replace(HALF, **change)}) if not verdict.passed]
     assert missed == [figure]
+
+
+def _in_turns(row: Measurement, *cpu_seconds: float) -> Measurement:
+    return combine([replace(row, cpu_seconds=seconds) for seconds in cpu_seconds])
+
+
+def test_costs_are_compared_within_a_turn() -> None:
+    # the machine was half as fast in the second turn: the ratio of the medians would be 1.5
+    assert _in_turns(HALF, 11, 21, 15).cpu_ratios(_in_turns(PLAIN, 10, 20, 10)) == [1.1, 1.05, 1.5]
+    assert HALF.cpu_ratios(PLAIN) == [pytest.approx(1.09)]
+    assert _in_turns(HALF, 11).cpu_ratios(_in_turns(PLAIN, 10, 20)) == [1.1]
+
+
+def test_the_median_of_the_turns_is_judged() -> None:
+    rows = {"plain": _in_turns(PLAIN, 10, 20, 10), "half": _in_turns(HALF, 10.5, 21, 15)}
+    verdicts = {v.figure: v for v in judge(rows)}
+    cost = verdicts["half: CPU seconds over plain"]
+    assert (cost.measured, cost.passed) == ("1.05x (1.05-1.50)", True)
+
+
+def test_a_table_shows_the_spread_of_the_turns_and_why_a_training_failed() -> None:
+    refused = replace(HALF, outcome="refused")
+    rows = {"plain": _in_turns(PLAIN, 10, 20, 10), "half": _in_turns(HALF, 10.5, 21, 15), "third": refused}
+    plain, half, third = make_table({CASE: rows}).rows
+    assert "1.05x (1.05-1.50)" in half
+    assert not any("x" in cell for cell in plain[2:])
+    assert third[-1] == "refused"
+
+
+def test_a_table_stands_where_plain_training_failed_in_a_later_turn() -> None:
+    plain = combine([PLAIN, replace(PLAIN, outcome="out of memory", peak_nbytes=0, cpu_seconds=0.0)])
+    table = make_table({CASE: {"plain": plain, "half": HALF}})
+    assert [row[-1] for row in table.rows] == ["out of memory", "nothing to compare with"]
+
+
+def test_a_table_of_caps_counts_in_the_models_own_units() -> None:
+    caps = [CappedResult("torch", Case(*case), "process", 2**30, *sizes, ()) for case, sizes in CAPPED]
+    assert [row[3:] for row in make_capped_table(caps).rows] == [("voxels", "64³", "88³", "2.6x"), ("texts", "4", "28", "7.0x")]
 
 
 def test_a_unet_in_channels_last_is_held_against_the_default_layout() -> None:
@@ -129,16 +169,17 @@ def test_a_small_run_compares_bits_and_writes_its_figures(tmp_path: Path) -> Non
         "plain,checkpoint",
         "--steps",
         "2",
-        "--json",
+        "--save",
         str(figures),
     ]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    plain, checkpoint = json.loads(figures.read_text())["rows"]
+    plain, checkpoint = json.loads(figures.read_text())["figures"]["rows"]
     assert (plain["mode"], checkpoint["mode"]) == ("plain", "checkpoint")
     assert plain["outcome"] == checkpoint["outcome"] == "trained"
     assert plain["digests"] == checkpoint["digests"]
     assert plain["cpu_seconds"] > 0
+    assert len(plain["turn_cpu_seconds"]) == len(checkpoint["turn_cpu_seconds"]) == len(checkpoint["cpu_ratios"]) == 3
     assert 2**20 < plain["peak_nbytes"] < 2**30
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 

@@ -10,10 +10,10 @@ import optimize
 
 def test_the_benchmark_prints_a_table_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "optimize.json"
-    assert optimize.main(["--models", "toy", "--seconds", "20", "--json", str(path)]) in (0, 1)  # figures of a toy may miss
+    assert optimize.main(["--models", "toy", "--seconds", "20", "--save", str(path)]) in (0, 1)  # figures of a toy may miss
     shown = capsys.readouterr().out
     assert "default engine" in shown
-    (row,) = json.loads(path.read_text())["rows"]
+    (row,) = json.loads(path.read_text())["figures"]["rows"]
     assert row["difference"] <= optimize.MAX_DIFFERENCE
     assert row["regret"] >= 1
 

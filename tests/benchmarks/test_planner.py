@@ -10,11 +10,11 @@ import planner
 
 def test_the_benchmark_prints_a_table_and_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "planner.json"
-    assert planner.main(["--ops", "70,140", "--repeat", "1", "--json", str(path)]) == 0
+    assert planner.main(["--ops", "70,140", "--repeat", "1", "--save", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "planning time" in shown
+    assert "Planning time" in shown
     assert "to the power of" in shown
-    figures = json.loads(path.read_text())
+    figures = json.loads(path.read_text())["figures"]
     assert [row["num_ops"] for row in figures["rows"]] == [70] * 4 + [140] * 4
     assert all(row["step_ratio"] >= 1 for row in figures["rows"])
     assert figures["exponent"] is not None

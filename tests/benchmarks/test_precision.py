@@ -14,12 +14,14 @@ def test_the_benchmark_prints_a_table_and_writes_its_figures(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the threads of a toy only wait for each other
     path = tmp_path / "precision.json"
-    options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--json", str(path)]
+    options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--save", str(path)]
     assert precision.main(options) == 0
     assert "bf16 beside fp32" in capsys.readouterr().out
-    (row,) = json.loads(path.read_text())
+    (row,) = json.loads(path.read_text())["figures"]["rows"]
     assert (row["framework"], row["model"]) == (framework, model)
-    assert row["gain"] == row["plain_seconds"] / row["seconds"] > 0
+    (plain_seconds,), (seconds,) = row["plain_seconds"], row["seconds"]
+    assert row["gains"] == [plain_seconds / seconds]
+    assert plain_seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -35,4 +37,9 @@ def test_the_benchmark_prints_a_table_and_writes_its_figures(
 def test_a_metric_is_within_noise_where_seeds_differ_as_much(
     plain: tuple[float, ...], other: tuple[float, ...], verdict: bool | None
 ) -> None:
-    assert precision.Row("torch", "cnn", 2.0, 1.0, plain, other).within_noise is verdict
+    assert precision.Row("torch", "cnn", (2.0,), (1.0,), plain, other).within_noise is verdict
+
+
+def test_a_gain_is_the_median_of_the_seeds_with_its_spread() -> None:
+    row = precision.Row("torch", "cnn", (2.0, 4.4, 2.1), (1.0, 2.0, 1.0), (), ())  # a busy machine for the second seed
+    assert "2.10x (2.00-2.20)" in precision.make_table([row], "bf16").rows[0]

@@ -29,12 +29,14 @@ def test_scores_on_the_same_grid_stay_as_they_are() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # five processes that each import large frameworks
-def test_the_study_tells_all_three_trainings() -> None:
-    command = [sys.executable, str(SCRIPT), "--low", "16", "--high", "24", "--steps", "1", "--base", "2", "--json"]
+def test_the_study_tells_all_three_trainings(tmp_path: Path) -> None:
+    path = tmp_path / "resolution.json"
+    size = ["--low", "16", "--high", "24", "--steps", "1", "--base", "2"]
+    command = [sys.executable, str(SCRIPT), *size, "--save", str(path)]
     one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # those of a toy only wait for each other
     done = subprocess.run(command, env=one_thread, capture_output=True, text=True, timeout=580)
     assert done.returncode == 1, done.stderr  # volumes this small die of no cap
-    told = json.loads(done.stdout)
+    told = json.loads(path.read_text())["figures"]
     assert [(row["resolution"], row["budget_nbytes"] is None) for row in told["results"]] == [(16, True), (24, True), (24, False)]
     trained = [row for row in told["results"] if row["outcome"] == "trained"]
     assert told["results"][0] in trained

@@ -1,5 +1,6 @@
 """The serving benchmark itself: its models are what they say, its soak finds nothing, its parts run."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -31,9 +32,15 @@ def test_the_models_have_the_sizes_that_they_are_named_after(save, feed: dict, s
 
 def test_the_soak_finds_no_wrong_answer_and_absent_peers_are_skipped(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "serve.py"), "--parts", "soak,cpu", "--seconds", "0.2"]
-    command += ["--soak-seconds", "3", "--mlserver", str(tmp_path / "python")]
+    command += ["--soak-seconds", "3", "--mlserver", str(tmp_path / "python"), "--save", str(tmp_path / "serve.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     assert "0 wrong answers" in done.stdout, done.stdout
     assert "MLServer: skipped, no Python at" in done.stdout
     assert "Triton: skipped" in done.stdout
-    assert done.stdout.count("ferry ") >= 6
+    result = json.loads((tmp_path / "serve.json").read_text())
+    (costs,) = result["tables"]
+    assert [row[:3] for row in costs["rows"]] == [
+        [concurrency, protocol, "ferry"] for protocol in ("REST, binary", "gRPC") for concurrency in ("1", "8", "32")
+    ]
+    assert [len(row["cpu_seconds"]) for row in result["figures"]["cpu"]] == [3] * 6
+    assert str(tmp_path) not in json.dumps(result)
