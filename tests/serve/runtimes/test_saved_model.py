@@ -84,7 +84,7 @@ def test_printing_to_a_file_needs_trust(tmp_path: Path) -> None:
         (lambda x: tf.ensure_shape(tf.py_function(lambda x: x, [x], tf.float32), [None, 2]), "EagerPyFunc"),
         (lambda x: tf.ensure_shape(tf.numpy_function(lambda x: x, [x], tf.float32), [None, 2]), "PyFunc"),
         (lambda x: x + tf.cast(tf.size(tf.io.matching_files("/*")), tf.float32), "MatchingFiles"),
-        (lambda x: x + tf.data.TextLineDataset("numbers").reduce(0.0, lambda total, _: total + 1), "TextLineDataset"),
+        (lambda x: x + tf.data.TextLineDataset("numbers").reduce(0.0, lambda total, _: total + 1), "Dataset"),
         (
             lambda x: x + tf.raw_ops.RestoreV2(prefix="p", tensor_names=[""], shape_and_slices=[""], dtypes=["float"])[0],
             "RestoreV2",

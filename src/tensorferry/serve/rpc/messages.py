@@ -10,6 +10,7 @@ from tensorferry.serve.compression import Unpacker
 from tensorferry.serve.faults import (
     Conflict,
     Denied,
+    Forbidden,
     InvalidRequest,
     MemoryFull,
     NotFound,
@@ -39,6 +40,7 @@ class Status(IntEnum):
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
@@ -50,6 +52,7 @@ _STATUSES: dict[type[Exception], Status] = {
     InvalidRequest: Status.INVALID_ARGUMENT,
     BadModel: Status.INVALID_ARGUMENT,
     Denied: Status.UNAUTHENTICATED,
+    Forbidden: Status.PERMISSION_DENIED,
     NotFound: Status.NOT_FOUND,
     Conflict: Status.ALREADY_EXISTS,
     TooLarge: Status.RESOURCE_EXHAUSTED,

@@ -14,6 +14,7 @@ from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.runtimes.trust import Untrusted, refuse
+from tensorferry.text import clip
 
 _MAX_JSON_NBYTES = 2**26
 _MEMBERS = frozenset(("config.json", "metadata.json", "model.weights.h5", "model.weights.npz"))
@@ -79,7 +80,7 @@ def _check_object(value: Any) -> None:
         _check_class(value.get("module"), value["class_name"], value.get("config"))
     for key, item in value.items():
         if key in _PATHS and isinstance(item, str):
-            raise Untrusted(f"a layer that reads the file {item[:80]!r}")
+            raise Untrusted(f"a layer that reads the file {clip(item, 80)!r}")
         _check_object(item)
 
 
