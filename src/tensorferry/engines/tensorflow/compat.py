@@ -29,7 +29,7 @@ __all__ = [
     "python_functions",
 ]
 
-_FUNCTION = tf.function(int)
+_FUNCTION = tf.function(lambda: None)
 
 IN_PLACE: dict[str, object] = {
     "_add_control_inputs": tf.Operation,  # lets an op wait for others
