@@ -12,7 +12,7 @@ FerryError
 ├── BadTrace             a trace that cannot be read, or contradicts itself
 ├── BadPlan              a plan that cannot be read, or belongs to another trace
 ├── NotTraceable         a step that cannot be traced without running it
-├── NotSupported         a back end or an option that cannot be planned
+├── NotSupported         a back end, an option or a version of a framework that cannot be planned
 ├── BadUse               a call out of order: a context entered twice, a report before there is one
 ├── BadMachine           no such machine, or an entry that cannot be read
 ├── BadModel             no such model, or one that cannot be built, called or served as asked
@@ -81,7 +81,7 @@ class NotTraceable(FerryError):
 
 
 class NotSupported(FerryError):
-    """A back end, a strategy or an option under which a step cannot be planned."""
+    """A back end, a strategy, an option or a version of a framework with which a step cannot be planned."""
 
 
 class BadUse(FerryError, RuntimeError):

@@ -9,11 +9,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework.attr_value_pb2 import AttrValue
-from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.ops.script_ops import _py_funcs
+
+from tensorferry.engines.tensorflow.compat import (
+    ConcreteFunction,
+    FunctionCallOptions,
+    RewriterConfig,
+    eager_context,
+    python_functions,
+)
+
+_AttrValue = tf.compat.v1.AttrValue
 
 
 class Edit:
@@ -43,7 +48,7 @@ class Edit:
         """
         self._functions.append(function)
         attributes = {
-            "token": AttrValue(s=_py_funcs.insert(function).encode()),
+            "token": _AttrValue(s=python_functions.insert(function).encode()),
             "Tin": _as_types(tensor.dtype for tensor in inputs),
             "Tout": _as_types([tf.int32]),
         }
@@ -87,8 +92,8 @@ class Edit:
             del self.graph.get_operations
 
 
-def _as_types(dtypes: Iterable[tf.DType]) -> AttrValue:
-    return AttrValue(list=AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes]))
+def _as_types(dtypes: Iterable[tf.DType]) -> Any:
+    return _AttrValue(list=_AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in dtypes]))
 
 
 @contextmanager
@@ -100,16 +105,16 @@ def same_rewrites() -> Iterator[None]:
     is known instead of dividing by it, and the remapper fuses ops between which there is no control edge. Under a plan all are
     off. Results that are to be compared bit for bit must come from the same rewrites, so run the plain training in here too.
     """
-    ctx = context.context()
-    before = ctx.function_call_options
-    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    context = eager_context()
+    before = context.function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(before.config_proto_serialized)
     rewrites = config.graph_options.rewrite_options
-    rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
-    rewrites.arithmetic_optimization = rewriter_config_pb2.RewriterConfig.OFF
-    rewrites.constant_folding = rewriter_config_pb2.RewriterConfig.OFF
-    rewrites.remapping = rewriter_config_pb2.RewriterConfig.OFF
-    ctx.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    rewrites.memory_optimization = RewriterConfig.NO_MEM_OPT
+    rewrites.arithmetic_optimization = RewriterConfig.OFF
+    rewrites.constant_folding = RewriterConfig.OFF
+    rewrites.remapping = RewriterConfig.OFF
+    context.function_call_options = FunctionCallOptions(before.executor_type, config)
     try:
         yield
     finally:
-        ctx.function_call_options = before
+        context.function_call_options = before

@@ -11,8 +11,8 @@ from math import prod
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
+from tensorferry.engines.tensorflow.compat import IsMklEnabled
 from tensorferry.engines.tensorflow.graph import (
     NESTED,
     SHAPE_READERS,

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
+from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device
 from tensorferry.errors import BadTier
 from tensorferry.machine import TierSpeed

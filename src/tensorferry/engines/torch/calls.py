@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+
+from tensorferry.engines.torch.compat import tree_leaves
 
 _POOL_SIZE = 2**20
 _ALIGNED = 64  # elements; at least 64 bytes

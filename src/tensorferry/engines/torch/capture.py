@@ -5,11 +5,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.resident import Heap, ResidentMeter
+from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, tensor_tables, tree_map_only
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
@@ -114,8 +113,7 @@ def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | N
 
     with ExitStack() as stack:
         for module in model.modules():
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for held in tables:
+            for held in tensor_tables(module):
                 for name, tensor in list(held.items()):
                     if tensor is not None:
                         stack.callback(held.__setitem__, name, tensor)

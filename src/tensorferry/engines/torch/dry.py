@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tensorferry.engines.torch.calls import Call
+from tensorferry.engines.torch.capture import add_states, run_recorded
+from tensorferry.engines.torch.compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    tensor_tables,
+    tree_leaves,
 )
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
-
-from tensorferry.engines.torch.calls import Call
-from tensorferry.engines.torch.capture import add_states, run_recorded
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, QuickFakeMode, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
@@ -85,8 +86,7 @@ class DryModel:
         """Replace real parameters and buffers by fake ones."""
         fakes: dict[int, torch.Tensor] = {}
         for module in model.modules():
-            tables: list[dict[str, Any]] = [module._parameters, module._buffers]
-            for held in tables:
+            for held in tensor_tables(module):
                 for name, tensor in list(held.items()):
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fakes.setdefault(id(tensor), self._mode.from_tensor(tensor))

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tensorferry.engines.torch.calls import Call, note_call
+from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
@@ -87,7 +87,7 @@ class FakeDevice(Device):
     def view(
         self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
     ) -> torch.Tensor:
-        with torch.utils._python_dispatch._disable_current_modes():
+        with disable_current_modes():
             meta = torch.empty(0, dtype=dtype, device="meta").set_(block, offset, size, stride)
         return FakeTensor(self._mode, meta, self._device)
 

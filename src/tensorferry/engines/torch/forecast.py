@@ -14,14 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tensorferry.engines.torch.capture import add_states, run_recorded
+from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, takes_gradients_early, tree_leaves, tree_map_only
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step, takes_gradients_early
+from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step
 from tensorferry.errors import NotTraceable
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace

@@ -10,10 +10,9 @@ from typing import Any
 
 import keras
 import torch
-from keras.src import backend as keras_backend
-from keras.src.backend.torch import random as keras_random
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tensorferry.engines.torch.compat import FakeTensorMode
+from tensorferry.engines.torch.keras_compat import AutocastScope, keras_random
 from tensorferry.engines.torch.twin import Twin, copy_gradient, optimizer_variables, without_hooks
 
 
@@ -53,7 +52,7 @@ def _make_update(model: Any, fakes: dict[int, Any]) -> Callable[[], None]:
         trained = [(fakes[id(variable._value)].grad, variable) for variable in model.trainable_variables]
         gradients, variables = zip(*((grad, variable) for grad, variable in trained if grad is not None), strict=True)
         # the model's forward, in the middle of which a forecast is made, may compute in another precision
-        with torch.no_grad(), keras_backend.AutocastScope(None):
+        with torch.no_grad(), AutocastScope(None):
             model.optimizer.apply(list(gradients), list(variables))
 
     return update

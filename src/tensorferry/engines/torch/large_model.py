@@ -6,17 +6,16 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
+from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
 from tensorferry.engines.torch.course import Course
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.notes import floor_notes
@@ -27,6 +26,7 @@ from tensorferry.engines.torch.standing import find_optimizers, find_standing, p
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotTraceable
+from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import too_small
@@ -88,6 +88,8 @@ class LargeModel:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
+        if is_keras(model):
+            import_module("tensorferry.engines.torch.keras_twin")  # a Keras that cannot be followed is refused here
         self._model = model
         self._budget_nbytes = None if budget == "auto" else parse_bytes(budget)
         self._tier_text = tier
@@ -143,11 +145,10 @@ class LargeModel:
 
     def _run_uncompiled(self, stack: ExitStack) -> None:
         """A compiled function is one opaque op whose tensors cannot be told apart, so inside it runs op by op."""
-        if "torch._dynamo" not in sys.modules:  # nothing was compiled, and loading the compiler is dear
+        if not compiler_is_loaded():
             return
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        wrapper = torch._dynamo.eval_frame.OptimizedModule
-        if any(isinstance(m, wrapper) or m._compiled_call_impl is not None for m in self._model.modules()):
+        if any_compiled(self._model):
             self._note("compiled modules run uncompiled here; compare results with the uncompiled model")
 
     def __exit__(self, exc_type: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -218,7 +219,7 @@ class LargeModel:
         inputs = tuple((t.shape, t.dtype) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
         if inputs in self._forecast_inputs:
             return
-        with self._store.at_work(), _disable_current_modes():
+        with self._store.at_work(), disable_current_modes():
             self._forecast(module, args, kwargs)
         self._forecast_inputs.add(inputs)  # what was refused is refused again
 

@@ -21,7 +21,8 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from tensorferry.engines.torch.compat import disable_current_modes, select_conv_backend
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
@@ -157,9 +158,9 @@ def _find_backend(data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...]
 
 @lru_cache(maxsize=4096)
 def _select_backend(data: tuple[int, ...], weight: tuple[int, ...], dtype: torch.dtype, how: tuple[Any, ...]) -> str:
-    with _disable_current_modes():
+    with disable_current_modes():
         element = torch.empty(1, dtype=dtype)  # stands for tensors of any size
-        backend: Any = torch._C._select_conv_backend(element.expand(data), element.expand(weight), None, *how)
+        backend: Any = select_conv_backend(element.expand(data), element.expand(weight), None, *how)
         return str(backend.name)
 
 

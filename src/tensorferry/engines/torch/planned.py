@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
+from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.device import Copy
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.recompute import Notebook

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves, tree_map
 
+from tensorferry.engines.torch.compat import below_autograd, block_from_weak, tree_leaves, tree_map
 from tensorferry.engines.torch.record import mutated
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors, is_lazy
 from tensorferry.errors import SavedTensorModified
@@ -151,7 +151,7 @@ class Notebook:
         return reference if saved is None else _FromSaved(saved, reference.geometry)
 
     def _find(self, original: StorageWeakRef, version: int) -> SavedStorage | None:
-        block = None if original.expired() else torch.UntypedStorage._new_with_weak_ptr(original.cdata)
+        block = None if original.expired() else block_from_weak(original.cdata)
         return None if block is None else self._store.find(block, version)
 
     def _made_at(self, block: torch.UntypedStorage) -> _Made:
@@ -187,7 +187,7 @@ class Recall:
             return reference
 
         # the noted ops already contain the casts that autocast made
-        with torch._C._AutoDispatchBelowAutograd(), torch.autocast(store.device.type, enabled=False):
+        with below_autograd(), torch.autocast(store.device.type, enabled=False):
             for call in self.calls:
                 args, kwargs = tree_map(resolve, (call.args, call.kwargs), is_leaf=_is_reference)
                 with torch.set_grad_enabled(call.grad_enabled):

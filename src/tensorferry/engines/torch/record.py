@@ -13,10 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from tensorferry.engines.torch.compat import (
+    CPU_ATTENTION,
+    CPU_ATTENTION_BACKWARD,
+    TorchDispatchMode,
+    current_graph_task_id,
+    tree_leaves,
+)
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
@@ -27,14 +32,12 @@ Timing = Callable[[int, int], float]  # an op's seconds from its flops and the b
 Workspace = Callable[[int], int]  # an op's bytes beyond its new outputs, from the sum of those
 
 _NOISE_NBYTES = 256 * 1024  # the kernel batches its page counts
-_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return current_graph_task_id() != -1
 
 
 class OpMode(TorchDispatchMode):
@@ -327,9 +330,9 @@ def _input_nbytes(tensor: torch.Tensor, block: torch.UntypedStorage) -> int:
 
 def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
     # torch counts the fused attention of accelerators and not the CPU's, which has the same arithmetic
-    if func is _ATTENTION:
+    if func is CPU_ATTENTION:
         return int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
-    if func is _ATTENTION_BACKWARD:
+    if func is CPU_ATTENTION_BACKWARD:
         return int(sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
     count = flop_registry.get(func._overloadpacket)
     return int(count(*args, **kwargs, out_val=out)) if count is not None else 0

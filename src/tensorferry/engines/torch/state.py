@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
+from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.device import CopyIn, CopyOut
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import FerryError, TierLost

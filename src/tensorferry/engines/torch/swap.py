@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from tensorferry.engines.torch.compat import block_from_weak
 from tensorferry.engines.torch.device import Copy, CopyIn, CopyOut, Device
 from tensorferry.errors import CopyStuck, FerryError, SavedTensorModified, TierLost
 from tensorferry.units import format_bytes
@@ -346,7 +347,7 @@ class SavedTensors:
                 return True
             saved.slot = saved.copy_out.slot()
         if saved.copy_in is None and not saved.original.expired():
-            saved.block = torch.UntypedStorage._new_with_weak_ptr(saved.original.cdata)
+            saved.block = block_from_weak(saved.original.cdata)
         return saved.block is not None
 
     def _may_move(self, tensor: torch.Tensor) -> bool:

@@ -12,14 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.optim.optimizer import _default_to_fused_or_foreach
-from torch.utils._pytree import tree_leaves
 
+from tensorferry.engines.torch.compat import (
+    OPTIMIZER_HOOKS,
+    FakeCopyMode,
+    FakeTensorMode,
+    default_to_fused_or_foreach,
+    hook_tables,
+    takes_gradients_early,
+    tree_leaves,
+)
 from tensorferry.frameworks import is_keras
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Twin]:
 @contextmanager
 def without_hooks(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """While inside, the modules have no hooks: a user's run once a step, and not once more for a forecast."""
-    tables = [hooks for module in modules for name in _HOOKS if (hooks := getattr(module, name))]
+    tables = [hooks for module in modules for hooks in hook_tables(module) if hooks]
     with ExitStack() as stack:
         for hooks in tables:
             stack.callback(hooks.update, hooks.copy())
@@ -77,11 +80,6 @@ def copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorM
         fake.register_post_accumulate_grad_hook(lambda fake: setattr(fake, "grad", None))
 
 
-def takes_gradients_early(parameter: torch.Tensor) -> bool:
-    """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
-    return bool(parameter._post_accumulate_grad_hooks)
-
-
 def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTensorMode) -> torch.optim.Optimizer:
     """An optimizer of the same class, settings and state for the twin's parameters, without hooks."""
     fakes = dict(twin.fakes)
@@ -91,7 +89,7 @@ def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTenso
             with mode:  # a number that the optimizer reads, such as its step: made here, its value stays known
                 fakes[id(number)] = torch.tensor(value, dtype=number.dtype)
     # a scheduler puts a `step` of its own into the optimizer, which would step the real one
-    own = {name: value for name, value in vars(optimizer).items() if name != "step" and not name.startswith(_OPTIMIZER_HOOKS)}
+    own = {name: value for name, value in vars(optimizer).items() if name != "step" and not name.startswith(OPTIMIZER_HOOKS)}
     copied: torch.optim.Optimizer = object.__new__(type(optimizer))
     with FakeCopyMode(mode):
         vars(copied).update(copy.deepcopy(own, fakes))
@@ -108,7 +106,7 @@ def choose_form(group: dict[str, Any]) -> dict[str, bool]:
     if group.get("foreach", False) is not None or group.get("fused"):
         return {}
     differentiable = bool(group.get("differentiable"))
-    return {"foreach": _default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)[1]}
+    return {"foreach": default_to_fused_or_foreach(group["params"], differentiable, use_fused=False)[1]}
 
 
 def run_step(optimizer: torch.optim.Optimizer) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tensorferry.serve.runtimes.torch_compat import OpOverload
 from tensorferry.serve.runtimes.trust import Untrusted
 
 
@@ -109,7 +110,7 @@ def _vet_target(text: str) -> str:
         return text
     namespace, name, overload = found.groups()
     operator = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    if not isinstance(operator, torch._ops.OpOverload):
+    if not isinstance(operator, OpOverload):
         raise Untrusted(f"a call of {text[:80]!r}, which this torch does not have")
     texts = {argument.name for argument in operator._schema.arguments if "str" in str(argument.type)}
     if not texts <= _TEXT_ARGUMENTS:

@@ -12,10 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.core.protobuf import saved_model_pb2
-from tensorflow.python.framework import op_def_registry
 
 from tensorferry.errors import BadModel
+from tensorferry.serve.runtimes.tensorflow_compat import SavedModel, find_op
 from tensorferry.serve.runtimes.trust import Untrusted, refuse
 
 _CHECKPOINT_OPS = frozenset(("MergeV2Checkpoints", "RestoreV2", "SaveV2"))
@@ -61,7 +60,7 @@ def vet_saved_model(path: Path) -> bytes:
     if not file.is_file():
         raise BadModel(f"{path.name} has no saved_model.pb, so TensorFlow cannot load it")
     data = file.read_bytes()
-    model = saved_model_pb2.SavedModel()
+    model = SavedModel()
     try:
         model.ParseFromString(data)
         for graph in model.meta_graphs:
@@ -99,7 +98,7 @@ def _check_graph(graph: Any) -> None:
 
 def _check_nodes(nodes: Iterable[Any]) -> None:
     for node in nodes:
-        definition = op_def_registry.get(node.op)
+        definition = find_op(node.op)
         if definition is None:  # a function, or an op that TensorFlow does not have and says so
             continue
         reaches = {each.name for each in (*definition.input_arg, *definition.attr)} & _REACHING

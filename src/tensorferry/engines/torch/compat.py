@@ -1,0 +1,123 @@
+"""Every private name of torch that this engine uses, and what for.
+
+They are looked up when the engine is first imported, so that a torch without one of them is refused before anything runs. What
+stands in `IN_PLACE` is used wherever it is needed, most of it for every op, where a call around it would cost time.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from tensorferry.extras import check_attributes, private_names
+
+with private_names("torch"):
+    from torch._C import _AutoDispatchBelowAutograd as below_autograd  # ops that run again are not differentiated again
+    from torch._C import _current_graph_task_id as current_graph_task_id  # whether a backward pass is under way
+    from torch._C import (
+        _select_conv_backend as select_conv_backend,  # whose kernel runs a convolution, which decides its workspace
+    )
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,  # a fake tensor was asked for a value
+        DynamicOutputShapeException,  # a shape depends on values
+        FakeCopyMode,  # copies a model with fake parameters
+        FakeTensor,  # a tensor with a shape and a storage, and no bytes
+        FakeTensorMode,  # follows a step with such tensors
+    )
+    from torch.optim.optimizer import (
+        _default_to_fused_or_foreach as default_to_fused_or_foreach,  # whether an update is made of multi-tensor ops
+    )
+    from torch.utils._python_dispatch import TorchDispatchMode  # sees every op below autograd
+    from torch.utils._python_dispatch import (
+        _disable_current_modes as disable_current_modes,  # for ops of ours that are no part of a step
+    )
+    from torch.utils._pytree import (
+        tree_leaves,  # what nested arguments hold
+        tree_map,  # the same, replaced
+        tree_map_only,  # the same, replaced where it is of a type
+    )
+
+__all__ = [
+    "CPU_ATTENTION",
+    "CPU_ATTENTION_BACKWARD",
+    "OPTIMIZER_HOOKS",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeCopyMode",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "any_compiled",
+    "below_autograd",
+    "block_from_weak",
+    "compiler_is_loaded",
+    "current_graph_task_id",
+    "default_to_fused_or_foreach",
+    "disable_current_modes",
+    "hook_tables",
+    "select_conv_backend",
+    "takes_gradients_early",
+    "tensor_tables",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+]
+
+_OP = torch.ops.aten.add.Tensor
+_MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_COMPILER = "torch._dynamo"
+OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
+
+IN_PLACE: dict[str, object] = {
+    "_base": torch.Tensor,  # what a tensor is a view of
+    "_cdata": torch.UntypedStorage,  # a storage's address, by which blocks of memory are told apart
+    "_engine_run_backward": torch.autograd,  # what `backward` and `grad` both call, replaced to see a backward pass fail
+    "_overloadname": _OP,  # "Tensor" of aten::add.Tensor
+    "_overloadpacket": _OP,  # an op without its overload, by which torch counts flops
+    "_schema": _OP,  # what an op takes, returns and writes
+    "_should_skip_dynamo": TorchDispatchMode,  # overridden: the default wraps every op in a guard
+    "_version": torch.Tensor,  # how often a tensor was written in place
+}
+_IN_FUNCTIONS: dict[str, object] = {
+    "_buffers": torch.nn.Module,  # by name, to put fake ones there
+    "_compiled_call_impl": torch.nn.Module,  # what `module.compile()` leaves
+    "_new_with_weak_ptr": torch.UntypedStorage,  # a storage from a weak reference to it
+    "_optimizer_step_pre_hooks": torch.optim.Optimizer,  # one of those that OPTIMIZER_HOOKS is the beginning of
+    "_parameters": torch.nn.Module,  # by name, to put fake ones there
+    "_post_accumulate_grad_hooks": torch.Tensor,  # which get a gradient in the middle of backward
+    "_scaled_dot_product_flash_attention_for_cpu": torch.ops.aten,  # its flops are not among those that torch counts
+    "_scaled_dot_product_flash_attention_for_cpu_backward": torch.ops.aten,
+    **dict.fromkeys(_MODULE_HOOKS, torch.nn.Module),  # a user's, which are not to run for a forecast
+}
+check_attributes("torch", IN_PLACE | _IN_FUNCTIONS)
+
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+block_from_weak = torch.UntypedStorage._new_with_weak_ptr
+
+
+def tensor_tables(module: torch.nn.Module) -> list[dict[str, Any]]:
+    """A module's own parameters and buffers, by name; what is put there is what it computes with."""
+    return [module._parameters, module._buffers]
+
+
+def hook_tables(module: torch.nn.Module) -> list[dict[int, Any]]:
+    """A module's own hooks, a table for each kind."""
+    return [getattr(module, name) for name in _MODULE_HOOKS]
+
+
+def takes_gradients_early(parameter: torch.Tensor) -> bool:
+    """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
+    return bool(parameter._post_accumulate_grad_hooks)
+
+
+def compiler_is_loaded() -> bool:
+    """Whether something may have been compiled; loading the compiler to find out would be dear."""
+    return _COMPILER in sys.modules
+
+
+def any_compiled(model: torch.nn.Module) -> bool:
+    """Whether a module of the model was compiled; only where the compiler is loaded."""
+    with private_names("torch"):
+        from torch._dynamo.eval_frame import OptimizedModule  # what `torch.compile` makes of a module
+    return any(isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules())

@@ -1,0 +1,13 @@
+"""Every private name of torch that the server uses, and what for; a torch without one is refused before a model is loaded."""
+
+import torch
+
+from tensorferry.extras import check_attributes, private_names
+
+with private_names("torch"):
+    from torch._ops import OpOverload  # what a call in an exported program has to be
+
+__all__ = ["OpOverload"]
+
+IN_PLACE: dict[str, object] = {"_schema": torch.ops.aten.add.Tensor}  # what an op takes, to refuse one that takes a file's name
+check_attributes("torch", IN_PLACE)
