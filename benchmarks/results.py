@@ -149,7 +149,7 @@ def describe_machine() -> dict[str, Any]:
         "num_cores": count_cores(),
         "instructions": [name for name, either in _INSTRUCTIONS.items() if either & flags],
         "memory_nbytes": memory_nbytes(),
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",  # a vendor's suffix says nothing
     }
 
 
