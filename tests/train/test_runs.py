@@ -350,7 +350,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_go_on_from(train: Train,
     [
         ([], "name a recipe"),
         ([TINY.replace(":Tiny", ":Tinny")], "did you mean 'Tiny'"),
-        ([TINY.removesuffix(":Tiny")], "tiny.py:Recipe, or what it is called"),
+        ([TINY.removesuffix(":Tiny")], "tiny.py:Recipe"),
         ([TINY, "--set", "widht=3"], "did you mean 'width'"),
         ([TINY, "--set", "width=wide"], "expected a whole number"),
         ([TINY, "--set", "width"], "write --set name=value"),
