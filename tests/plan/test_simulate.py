@@ -176,7 +176,7 @@ def test_an_empty_step_takes_no_time() -> None:
     [
         (Decision(A, Action.SWAP, 99, 3), "1 storages, the trace has 1 movable ones, and they differ first at storage 1 of 99"),
         (Decision(2, Action.SWAP, 10, 3), "2 storages, the trace has 1 movable"),
-        (swap(A, swap_in_at=17), "swapped in at op 17, the trace has 6"),
+        (swap(A, swap_in_at=17), "storage . in at op 17, the trace has 6 ops"),
         (Decision(A, Action.RECOMPUTE, 100, replay=(1,), sources=(0,)), "do not make it"),
         (Decision(A, Action.RECOMPUTE, 100), "do not make it"),
         (Decision(A, Action.RECOMPUTE, 100, replay=(0, 44)), "do not make it"),
@@ -192,7 +192,7 @@ def test_a_plan_of_another_trace_is_refused(decision: Decision, words: str) -> N
 def test_storages_that_are_to_be_recomputed_from_each_other_are_refused() -> None:
     trace = two_saved()
     circle = Decision(P, Action.RECOMPUTE, 100, replay=(0,), sources=(Q,))
-    with pytest.raises(BadPlan, match="recomputed from storage 2, which is made later"):
+    with pytest.raises(BadPlan, match="recomputes storage 1 from storage 2, which is made later"):
         simulate(trace, plan_of(trace, circle, REDO_Q), machine())
 
 
