@@ -37,6 +37,10 @@ TORCH = """
     assert torch.ones(3, requires_grad=True).square().sum().backward() is None
     assert "could not be traced" not in str(big.report())
     print("equal", "Fits" in str(big.report()))
+    try:
+        train([ferry.LargeModel(budget="8GiB", leave=("conv*",), fetch_ahead=2)])
+    except ferry.NotSupported as error:
+        print(error)
 """
 
 REFUSED = """
@@ -105,7 +109,11 @@ def test_on_the_torch_back_end_the_callback_drives_the_torch_engine(told: list[s
     assert told[0] == "equal True"
 
 
+def test_what_only_the_tensorflow_back_end_can_do_is_refused(told: list[str]) -> None:
+    assert told[1].startswith("fetch_ahead and leave work on Keras' TensorFlow back end")
+
+
 def test_on_the_torch_back_end_a_budget_too_small_is_refused_before_the_first_step_in_our_words_and_not_in_keras(
     told: list[str],
 ) -> None:
-    assert told[1] == "refused trained trained refused"
+    assert told[2] == "refused trained trained refused"

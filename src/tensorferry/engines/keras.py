@@ -59,6 +59,10 @@ class LargeModel(keras.callbacks.Callback):
         if backend == "tensorflow":
             self._training = _TensorFlowTraining(self.model, self._common | self._graph_only)
         elif backend == "torch":
+            if chosen := [name for name, value in self._graph_only.items() if value]:
+                raise NotSupported(
+                    f"{' and '.join(chosen)} work on Keras' TensorFlow back end; leave out {' and '.join(chosen)} here"
+                )
             self._training = _TorchTraining(self.model, self._common)
         else:
             raise NotSupported(
