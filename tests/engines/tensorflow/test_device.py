@@ -92,6 +92,7 @@ COPIED = """
 
 
 CAPPED_PROCESS = """
+    import ctypes
     import json
     import tensorflow as tf
     from tensorferry.engines.resident import ResidentMeter
@@ -100,6 +101,10 @@ CAPPED_PROCESS = """
 
     MIB = 2**20
     kept, meter, left = tf.ones([2**20]), ResidentMeter(), []
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-1, 32 * MIB), libc.mallopt(-3, 32 * MIB)  # what is freed at the heap's end stays there
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    libc.free(libc.malloc(3 * MIB))
     limit = meter.data_nbytes() + 600 * MIB
     cap_memory(600 * MIB)
     for room in (0, 4096 * MIB):

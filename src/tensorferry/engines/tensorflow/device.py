@@ -137,6 +137,7 @@ class Device:
         if not self.has_statistics:
             return
         self.peaks()
+        self.trim()  # a region may take the heap's free end beside what is left of a cap, and then its books have no room
         room, left_nbytes = self.room(), self._process_cap.left_nbytes()
         needed_nbytes = _FAR_FACTOR * nbytes + self._kept_back_nbytes
         is_far = self._allocator_cap is None and (left_nbytes is None or left_nbytes >= needed_nbytes)
