@@ -86,7 +86,7 @@ def test_a_budget_that_the_optimizers_state_does_not_fit_in_is_refused_before_th
     model.layers[0].register_forward_hook(lambda *_: ran.append(1))
     optimizer = torch.optim.AdamW(model.parameters()) if made == "before entering" else None
     large, before, random = _large(model, optimizer, _between(model)), _bits(model), torch.get_rng_state()
-    with pytest.raises(BudgetTooSmall, match="optimizer's, beside all weights, gradients and state") as caught, large:
+    with pytest.raises(BudgetTooSmall, match="The optimizer needs all weights, gradients and its state at once") as caught, large:
         optimizer = optimizer or torch.optim.AdamW(model.parameters())
         optimizer.register_step_pre_hook(lambda *_: stepped.append(1))
         _train(model, optimizer)
