@@ -193,7 +193,7 @@ def test_a_folder_that_is_no_run_is_never_removed_for_one_that_waits(tmp_path: P
     folder.rename(tmp_path / ".run.earlier")
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ferry.BadRun, match=r"is not a run, and .* is the run that was there; move one of them away"):
+    with pytest.raises(ferry.BadRun, match=r"is not a run, but .* is the run that was there; move one of them away"):
         resume(folder, Told())
     assert (folder / "thesis.txt").read_text() == "years of work"
     assert (tmp_path / ".run.earlier" / "config.json").is_file()

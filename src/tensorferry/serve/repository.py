@@ -355,7 +355,7 @@ class Repository:
         entry = self.entries.get(name)
         states = list(entry.states.values()) if entry else []
         mine = [line for line in states if version in ("", line.version)]
-        is_to_come = entry is None and not self.has_started and name in list_models(self.root)
+        is_to_come = not mine and not self.has_started and name in list_models(self.root)
         if is_to_come or any(line.state is State.LOADING for line in mine):
             return Unavailable(f"Request for model '{name}' that is still loading; try again soon")
         if entry is None:
