@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from rich.table import Table
 import tensorferry as ferry
 from tensorferry.files import write_whole
 from tensorferry.machine import count_cores, find_processor, memory_nbytes
+from tensorferry.train.config import find_versions
 
 RESULTS = Path(__file__).parent / "results"
 _DEFAULT_FILE = Path()  # --save without a file
@@ -166,13 +166,7 @@ def format_ratios(ratios: Sequence[float]) -> str:
 
 
 def _find_versions(packages: Iterable[str]) -> dict[str, str]:
-    found = {"python": platform.python_version(), "tensorferry": ferry.__version__}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {"python": platform.python_version(), "tensorferry": ferry.__version__} | find_versions(packages)
 
 
 def _hide_folders(word: str) -> str:

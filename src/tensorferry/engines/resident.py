@@ -236,7 +236,7 @@ class SmallPages:
     """
 
     def __init__(self) -> None:
-        self._prctl = getattr(ctypes.CDLL(None), "prctl", None)
+        self._prctl = getattr(_LIBRARY, "prctl", None)
         self._was_on = self._prctl is not None and self._prctl(_PR_GET_THP_DISABLE, 0, 0, 0, 0) > 0
 
     def turn(self, on: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, tensor_tables, tree_map_only
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
+from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant, device_of
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
@@ -40,7 +40,7 @@ def capture(
     """
     if fake:
         return _capture_fake(step_fn, model, optimizer, machine or this_machine(), min_nbytes)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     with ExitStack() as stack:
         clones = CloneDevice(device, find_standing(model).nbytes)
         stack.callback(clones.close)
@@ -57,7 +57,7 @@ def capture(
 def _capture_fake(
     step_fn: Callable[[], Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, machine: Machine, min_nbytes: int
 ) -> Trace:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with unchanged_randomness(device), fake_parameters(model, optimizer, mode), mode:

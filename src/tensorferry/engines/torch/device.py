@@ -26,6 +26,11 @@ _LANE_STACK_NBYTES = 256 * 1024
 _CLOSE_SECONDS = 10.0  # a lane that hangs in the system is left behind: it is a daemon and ends with the process
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Where a model's parameters are; a model without any is on the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
 class Copy(ABC):
     """One copy under way."""
 

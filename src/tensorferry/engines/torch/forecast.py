@@ -17,6 +17,7 @@ import torch
 
 from tensorferry.engines.torch.capture import add_states, run_recorded
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, takes_gradients_early, tree_leaves, tree_map_only
+from tensorferry.engines.torch.device import device_of
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, Recorder
 from tensorferry.engines.torch.swap import SavedTensors
@@ -51,7 +52,7 @@ def forecast(
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
     try:
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         with unchanged_randomness(device), _uncached_casts():
             if _can_follow(optimizers):
                 try:
@@ -82,7 +83,7 @@ def _follow(
 ) -> Trace:
     """`optimizers`: None for no update at all."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    device = FakeDevice(mode, next((p.device for p in model.parameters()), torch.device("cpu")))
+    device = FakeDevice(mode, device_of(model))
     with open_twin(model, mode) as twin:
         fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
         copies = _copy_optimizers(optimizers or (), twin, mode)

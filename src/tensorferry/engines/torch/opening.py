@@ -9,7 +9,7 @@ import torch
 from tensorferry.engines.budget import AUTO_SHARE
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
-from tensorferry.engines.torch.device import CpuDevice, Device
+from tensorferry.engines.torch.device import CpuDevice, Device, device_of
 from tensorferry.machine import TierSpeed, free_memory_nbytes
 from tensorferry.tiers import open_tier
 
@@ -49,7 +49,7 @@ class DeviceOpener(Protocol):
 
 def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
     """The device that the model's parameters are on."""
-    where = next((p.device for p in model.parameters()), torch.device("cpu"))
+    where = device_of(model)
     return (
         _open_cpu(tier, budget_nbytes, held_nbytes, stack)
         if where.type == "cpu"
