@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorferry.serve.faults import RequestFault
+from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.python.wire import Array, datatype_of, pack, to_array, unpack
 
 Outputs = dict[str, Array]

@@ -117,5 +117,7 @@ def _declare_tensors(tensors: Any, word: str) -> list[dict[str, Any]]:
             number = "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
             declared.append({"name": str(name), "data_type": number, "dims": [int(size) for size in dims]})
         except (TypeError, ValueError):
-            raise BadModel(f"'{name}' in '{word}' of the class Model must be a datatype and dims, such as ('FP32', [4])") from None
+            raise BadModel(
+                f"'{name}' in '{word}' of the class Model must be a datatype and dims, such as ('FP32', [4])"
+            ) from None
     return declared

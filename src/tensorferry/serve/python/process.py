@@ -51,9 +51,7 @@ class WorkerOptions:
 class WorkerProcess:
     """One process with one model; `on_message` and `on_end` are called by the thread that reads from it."""
 
-    def __init__(
-        self, options: WorkerOptions, on_message: Callable[[tuple[Any, ...]], None], on_end: Callable[[], None]
-    ) -> None:
+    def __init__(self, options: WorkerOptions, on_message: Callable[[tuple[Any, ...]], None], on_end: Callable[[], None]) -> None:
         self.options = options
         self.on_message = on_message
         self.on_end = on_end
@@ -84,7 +82,9 @@ class WorkerProcess:
             self._expect("loaded", end)
         except (EOFError, OSError):
             self._give_back()
-            raise BadModel(f"loading {options.path.name} ended its process with {describe_end(self.process.returncode)}") from None
+            raise BadModel(
+                f"loading {options.path.name} ended its process with {describe_end(self.process.returncode)}"
+            ) from None
         except BaseException:
             self._give_back()
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorferry.serve.faults import (
+from tensorferry.serve.core.faults import (
     Conflict,
     InvalidRequest,
     ModelFault,
@@ -380,7 +380,11 @@ def using_decoupled_model_transaction_policy(model_config: dict[str, Any]) -> bo
     return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
-_NUMBERS = ("", *"BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16".split())
+# in the order of a configuration's numbers
+_NUMBERS = (
+    *("", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
+    *("FP16", "FP32", "FP64", "BYTES", "BF16"),
+)
 
 
 def triton_to_numpy_type(data_type: int) -> Any:

@@ -76,7 +76,7 @@ def pack(array: Array) -> Packed:
     if array.dtype.hasobject:
         return "BYTES", array.shape, array.reshape(-1).tolist()
     # as plain bytes, because not all types know the buffer protocol
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return datatype_of(array.dtype), array.shape, pickle.PickleBuffer(flat)
 
 

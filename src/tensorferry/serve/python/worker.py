@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.faults import ModelFault, RequestFault
+from tensorferry.serve.core.faults import ModelFault, RequestFault
 from tensorferry.serve.python.api import Context, Request
 from tensorferry.serve.python.files import ModelFile, open_model_file
 from tensorferry.serve.python.wire import pack, receive, send, to_array, unpack
