@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
@@ -27,6 +27,24 @@ class Ticket(Protocol):
         """Nobody waits for it any more: if it has not started, it does not."""
 
 
+@runtime_checkable
+class StreamTicket(Ticket, Protocol):
+    """A request that gets any number of answers."""
+
+    def welcome(self, count: int) -> None:
+        """There is room for so many answers more."""
+
+
+class AnswerSink(Protocol):
+    """Takes the answers of a request, from any thread, one call at a time."""
+
+    def answer(self, outcome: Outputs | RequestFault) -> None:
+        """One answer; after a fault others may follow."""
+
+    def end(self) -> None:
+        """There are no more."""
+
+
 class Model(Protocol):
     """What the data plane needs of a loaded version; an ensemble is one as well."""
 
@@ -35,6 +53,7 @@ class Model(Protocol):
     config: Any
     spec: ModelSpec
     stats: Stats
+    is_decoupled: bool  # a request may get none, one or many answers: `stream` it
 
     @property
     def num_waiting(self) -> int:
@@ -49,6 +68,9 @@ class Model(Protocol):
 
     def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Start a request of a model that is decoupled; no more answers come than are welcome."""
 
     def close(self) -> None:
         """Finish what is under way, then give everything back."""
@@ -100,6 +122,8 @@ class RequestTicket:
 
 class RuntimeModel:
     """A model with a runtime."""
+
+    is_decoupled = False
 
     def __init__(
         self,
@@ -168,6 +192,10 @@ class RuntimeModel:
             self.stats.record_failure(time.perf_counter_ns() - ticket.started, reason_of(fault))
             raise
         return ticket
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Never: it has one answer to a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Finish what is queued, then give the weights back."""
