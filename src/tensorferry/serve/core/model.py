@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.queueing import Job
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.requests import RequestOptions, WantedOutput
 from tensorferry.serve.core.scheduler import Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
 from tensorferry.serve.core.stats import Stats
@@ -38,11 +38,8 @@ class StreamTicket(Ticket, Protocol):
 class AnswerSink(Protocol):
     """Takes the answers of a request, from any thread, one call at a time."""
 
-    def answer(self, outcome: Outputs | RequestFault) -> None:
-        """One answer; after a fault others may follow."""
-
-    def end(self) -> None:
-        """There are no more."""
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """One answer, the end, or both; after a fault that is not the last, others may follow."""
 
 
 class Model(Protocol):
@@ -242,3 +239,16 @@ def reason_of(fault: RequestFault) -> str:
     if isinstance(fault, Unavailable):
         return "REJECTED"
     return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"
+
+
+def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
+    """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
+    for want in wanted:
+        if want.name not in model.spec.output_names:
+            known = ", ".join(map(repr, model.spec.output_names))
+            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
+    if len({want.name for want in wanted}) < len(wanted):
+        raise InvalidRequest("an output is asked for twice")
+    return wanted

@@ -43,7 +43,7 @@ class ModelCalls:
             arrays = {name: unpack(packed) for name, packed in inputs.items()}
             ticket = self._submit(number, model, version, arrays, _read_options(options, callers), num_welcome)
         except Exception as error:
-            self.finish(number, as_fault(error))
+            self.tell(number, as_fault(error))
             return
         with self.lock:
             if number in self.under_way:
@@ -67,15 +67,12 @@ class ModelCalls:
         for number in list(self.under_way):
             self.cancel(number)
 
-    def answer(self, number: int, outcome: Outputs | RequestFault) -> None:
-        """One answer of several."""
-        self.post(("result", number, _write(outcome), False))
-
-    def finish(self, number: int, outcome: Outputs | RequestFault | None) -> None:
-        """The last answer, or the end where all have been told."""
-        with self.lock:
-            self.under_way.pop(number, None)
-        self.post(("result", number, _write(outcome), True))
+    def tell(self, number: int, outcome: Outputs | RequestFault | None, is_last: bool = True) -> None:
+        """What came of a call."""
+        if is_last:
+            with self.lock:
+                self.under_way.pop(number, None)
+        self.post(("result", number, _write(outcome), is_last))
 
     def _submit(
         self, number: int, name: str, version: str, inputs: dict[str, Array], options: RequestOptions, num_welcome: int
@@ -85,7 +82,7 @@ class ModelCalls:
             try:
                 if num_welcome and model.is_decoupled:
                     return model.stream(inputs, options, CallSink(self, number), num_welcome)
-                return model.submit(inputs, options, lambda outcome: self.finish(number, outcome))
+                return model.submit(inputs, options, lambda outcome: self.tell(number, outcome))
             except Closed:
                 continue
         raise Unavailable(f"model '{name}' was swapped {_MAX_TRIES} times while a request came")
@@ -98,13 +95,9 @@ class CallSink:
         self.calls = calls
         self.number = number
 
-    def answer(self, outcome: Outputs | RequestFault) -> None:
-        """One answer."""
-        self.calls.answer(self.number, outcome)
-
-    def end(self) -> None:
-        """There are no more."""
-        self.calls.finish(self.number, None)
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """One answer, the end, or both."""
+        self.calls.tell(self.number, outcome, is_last)
 
 
 def _read_options(options: dict[str, Any], callers: tuple[str, ...]) -> RequestOptions:

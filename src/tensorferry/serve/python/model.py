@@ -210,10 +210,7 @@ class PythonModel:
         elif is_last:
             self.stats.record_success(nanoseconds)
         try:
-            if outcome is not None:
-                job.sink.answer(outcome)
-            if is_last:
-                job.sink.end()
+            job.sink.tell(outcome, is_last)
         except Exception:  # the others of the batch go on
             _LOG.exception("an answer could not be told")
 
@@ -354,15 +351,11 @@ class OneAnswer:
         self.done = done
         self.is_told = False
 
-    def answer(self, outcome: Outputs | RequestFault) -> None:
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
         """The answer."""
-        if not self.is_told:
+        if not self.is_told and (outcome is not None or is_last):
             self.is_told = True
-            self.done(outcome)
-
-    def end(self) -> None:
-        """There are no more."""
-        self.answer(ModelFault("the model gave no answer"))
+            self.done(ModelFault("the model gave no answer") if outcome is None else outcome)
 
 
 def _nobody(_: object) -> None:

@@ -32,6 +32,7 @@ from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.tracing import read_trace
+from tensorferry.serve.rest.generate import EventGeneration, OneGeneration, read_generate
 from tensorferry.serve.rest.infer import (
     OutputForms,
     is_quick_to_read,
@@ -46,6 +47,7 @@ from tensorferry.serve.rest.same_origin import check_control, check_origin
 
 _LOG = logging.getLogger("tensorferry.serve")
 _JSON = b"content-type: application/json\r\n"
+_GENERATES = ("/generate", "/generate_stream")
 _BINARY = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 _STATUS: dict[type[FerryError], int] = {
     InvalidRequest: 400,
@@ -79,7 +81,7 @@ class RestApp:
         path, _, _ = request.path.partition("?")
         if self.keys is not None and not path.startswith("/v2/health/") and path != "/":
             self.keys.check(request.header(b"authorization") or request.header(b"x-api-key"))
-        carries_data = path.endswith(("/infer", "/load"))
+        carries_data = path.endswith(("/infer", "/load", *_GENERATES))
         return self.max_body_nbytes if carries_data else min(MAX_CONTROL_NBYTES, self.max_body_nbytes)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -90,6 +92,8 @@ class RestApp:
                 check_origin(request)
             if request.method == "POST" and path.endswith("/infer"):
                 self._infer(request, exchange, path)
+            elif request.method == "POST" and path.endswith(_GENERATES):
+                self._generate(request, exchange, path)
             else:
                 self._answer(request, exchange, path)
         except FerryError as error:
@@ -200,6 +204,29 @@ class RestApp:
             body = compress(body, packing)
             headers += b"content-encoding: %s\r\n" % packing.encode()
         return 200, headers, body
+
+    def _generate(self, request: HttpRequest, exchange: Exchange, path: str) -> None:
+        name, version, rest = _split_model(path.removeprefix("/v2/models/"))
+        if not path.startswith("/v2/models/") or rest not in (["generate"], ["generate_stream"]):
+            raise NotFound(f"no such address: {path}")
+        spec = self.plane.find(name, version).spec  # before anything is unpacked or read for a model that is not there
+        kind = EventGeneration if rest == ["generate_stream"] else OneGeneration
+        unpacker = self._start_unpacking(request, exchange)
+
+        def read() -> InferRequest:
+            body = request.body if unpacker is None else unpacker.finish()
+            request.body = b""
+            return read_generate(name, version, body, spec, exchange.charge)
+
+        async def read_and_start() -> None:
+            wanted = await asyncio.to_thread(read)
+            if not exchange.is_over:
+                kind(self.plane, wanted, exchange)
+
+        if unpacker is None and len(request.body) <= INLINE_NBYTES:
+            kind(self.plane, read(), exchange)
+        else:
+            self._spawn(read_and_start(), exchange)
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 
