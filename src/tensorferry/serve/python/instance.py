@@ -56,6 +56,11 @@ class PythonInstance:
         self.num_failures = 0  # ends without an answer before them
         self.restart_at = 0.0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a worker has loaded the model."""
+        return self.process is not None and not self.is_starting
+
     def start(self, config: dict[str, Any], complete: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Start a process and load the model in it; raises BadModel."""
         process = WorkerProcess(self.options, self._take, lambda: self.on_end(self))

@@ -85,7 +85,7 @@ class PythonModel:
     @property
     def is_ready(self) -> bool:
         """Whether a worker is there."""
-        return any(instance.process is not None for instance in self.instances)
+        return any(instance.is_there for instance in self.instances)
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class PythonModel:
             now = time.monotonic()
             self.look_at = None
             for instance in self.instances:
-                if instance.process is None or instance.is_starting or instance.batch or len(instance.jobs) >= _MAX_OPEN:
+                if not instance.is_there or instance.batch or len(instance.jobs) >= _MAX_OPEN:
                     continue
                 taken = self.queue.take(now)
                 late += taken.late  # type: ignore[arg-type]  # nothing else is pushed
