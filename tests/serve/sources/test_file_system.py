@@ -22,6 +22,8 @@ class Hub(MemoryFileSystem):
     def find(self, path: str, *args: Any, **options: Any) -> dict[str, dict[str, Any]]:
         """Files with their marks."""
         found = super().find(path, *args, **options)
+        if not options.get("detail"):
+            return found
         return {name: info | {"blob_id": hashlib.sha1(self.cat_file(name)).hexdigest()} for name, info in found.items()}
 
 
