@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorferry.serve.faults import RequestFault
-from tensorferry.serve.model import Model, Ticket
-from tensorferry.serve.requests import Urgency
+from tensorferry.serve.core.faults import RequestFault
+from tensorferry.serve.core.model import Model, Ticket
+from tensorferry.serve.core.requests import Urgency
 
 Outcome = dict[str, np.ndarray] | RequestFault
 

@@ -15,26 +15,26 @@ from typing import Any
 import uvloop
 
 from tensorferry.errors import BadOption
-from tensorferry.serve.cache import ResponseCache
-from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.core.cache import ResponseCache
+from tensorferry.serve.core.dataplane import DataPlane
+from tensorferry.serve.core.keys import ApiKeys
+from tensorferry.serve.core.limiter import Limiter
+from tensorferry.serve.core.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
+from tensorferry.serve.core.loading import Workshop
+from tensorferry.serve.core.logs import LOGGER, start_log
+from tensorferry.serve.core.memory import MemoryBudget
+from tensorferry.serve.core.repository import Repository
+from tensorferry.serve.core.settings import Settings
+from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.front import Front
-from tensorferry.serve.keys import ApiKeys
-from tensorferry.serve.limiter import Limiter
-from tensorferry.serve.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
-from tensorferry.serve.loading import Workshop
-from tensorferry.serve.logs import LOGGER, start_log
-from tensorferry.serve.memory import MemoryBudget
-from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
+from tensorferry.serve.grpc import http2
+from tensorferry.serve.grpc.service import Service
 from tensorferry.serve.options import ServeOptions
-from tensorferry.serve.page import make_page, make_status
-from tensorferry.serve.repository import Repository
+from tensorferry.serve.page.metrics import CONTENT_TYPE, make_registry, write_metrics
+from tensorferry.serve.page.status import make_page, make_status
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
-from tensorferry.serve.rpc import http2
-from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.runtimes.worker import kill_workers
-from tensorferry.serve.settings import Settings
-from tensorferry.serve.shared_memory import Regions
 
 _LOG = logging.getLogger(LOGGER)
 _GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
@@ -88,13 +88,13 @@ class Server:
             limiter=Limiter(options.rate_limits),
             cache=ResponseCache(options.cache_nbytes) if options.cache_nbytes else None,
         )
-        workshop.cork.attach(asyncio.get_running_loop())
+        workshop.deferred.attach(asyncio.get_running_loop())
         self.repository = Repository(options.repository, workshop, options.num_load_threads)
         self.plane = DataPlane(
             self.repository,
             self.settings,
             asyncio.get_running_loop(),
-            workshop.cork,
+            workshop.deferred,
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
             regions=Regions(options.shared_memory, options.max_memory_nbytes),

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tensorferry.serve.faults import InvalidRequest, TooLarge
-from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_JSON_VALUES
-from tensorferry.serve.memory import Charge
-from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
-from tensorferry.serve.shared_memory import Regions
-from tensorferry.serve.spec import ModelSpec
-from tensorferry.serve.tensors import (
+from tensorferry.serve.core.faults import InvalidRequest, TooLarge
+from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_JSON_VALUES
+from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
+from tensorferry.serve.core.shared_memory import Regions
+from tensorferry.serve.core.spec import ModelSpec
+from tensorferry.serve.core.tensors import (
     DTYPES,
     Array,
     check_datatype,
