@@ -15,13 +15,6 @@ LARGE = 2**40
 DENIED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[ObjectServer]:
-    server = ObjectServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
 def bucket(
     s3: ObjectServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -106,7 +99,7 @@ def test_an_upload_that_is_under_way_is_left_for_the_next_look(bucket: tuple[Obj
     mirror.close()
 
 
-def test_a_server_that_dies_leaves_what_was_there_and_another_run_begins_with_it(s3: ObjectServer, tmp_path: Path) -> None:
+def test_a_server_that_dies_leaves_what_was_there_and_another_run_begins_with_it(tmp_path: Path) -> None:
     own = ObjectServer()
     own.put("models/net/1/model.onnx", b"one")
     with pytest.MonkeyPatch.context() as patch:
@@ -122,8 +115,7 @@ def test_a_server_that_dies_leaves_what_was_there_and_another_run_begins_with_it
             mirror.update()
         assert read_tree(mirror.folder) == {"net/1/model.onnx": b"one"}
         mirror.close()
-        again = Mirror(mirror.source, tmp_path, LARGE)
-        assert again.is_filled
+        again = open_at("models", tmp_path)
         assert read_tree(again.folder) == {"net/1/model.onnx": b"one"}
         again.close()
     assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".part")]

@@ -1,6 +1,7 @@
 """Where models come from besides a folder: object stores, read into a cache of this machine."""
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from tensorferry.errors import BadOption
 from tensorferry.messages import did_you_mean
 from tensorferry.serve.sources import file_system, object_store
 from tensorferry.serve.sources.mirror import Mirror
-from tensorferry.serve.sources.source import ModelSource, SourceFailed, check_url, is_url
+from tensorferry.serve.sources.source import ModelSource, SourceFailed, SourceUnreachable, check_url, is_url
 
 __all__ = ["Mirror", "SourceFailed", "is_url", "open_mirror"]
+
+_LOG = logging.getLogger("tensorferry.serve")
 
 
 def open_mirror(url: str, cache: Path | None, max_nbytes: int) -> Mirror:
@@ -19,6 +22,11 @@ def open_mirror(url: str, cache: Path | None, max_nbytes: int) -> Mirror:
     mirror = Mirror(source, cache or _default_cache(source.url), max_nbytes)
     try:
         mirror.check()
+    except SourceUnreachable as fault:
+        if not mirror.is_filled:
+            mirror.close()
+            raise
+        _LOG.error("the models are those of an earlier run until the source answers: %s", fault)
     except BaseException:
         mirror.close()
         raise

@@ -68,6 +68,10 @@ class Mirror:
         """Whether there is anything of the source here, from this run or an earlier one."""
         return bool(self.models)
 
+    def is_complete(self, names: Collection[str] | None) -> bool:
+        """Whether everything that was asked for is as it was last listed."""
+        return all(self.models.get(name) == files for name, files in self.seen.items() if names is None or name in names)
+
     def check(self) -> None:
         """Raise SourceFailed where the source cannot be listed, or holds no models."""
         if not self._list():

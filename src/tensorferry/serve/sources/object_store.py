@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorferry.errors import BadOption
 from tensorferry.extras import load_extra
-from tensorferry.serve.sources.source import SourceChanged, SourceFailed, SourceFile
+from tensorferry.serve.sources.source import SourceChanged, SourceFailed, SourceFile, SourceUnreachable
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "GOOGLE_BASE_URL", "AZURE_ENDPOINT")
@@ -51,7 +51,7 @@ class ObjectStore:
                         raise SourceFailed(f"{self.url} tells no etag of {found['path']!r}, so changes could not be seen")
                     yield SourceFile(found["path"], found["size"], found["e_tag"])
         except self.obstore.exceptions.BaseError as error:
-            raise SourceFailed(f"cannot list {self.url}: {_explain(error)}") from None
+            raise _explain(f"cannot list {self.url}", error) from None
 
     def read(self, file: SourceFile) -> Iterator[bytes]:
         """The bytes of an object, only while its etag is the listed one."""
@@ -63,21 +63,23 @@ class ObjectStore:
         except (exceptions.PreconditionError, exceptions.NotFoundError):
             raise SourceChanged(f"{file.path!r} changed while it was read from {self.url}") from None
         except exceptions.BaseError as error:
-            raise SourceFailed(f"cannot read {file.path!r} from {self.url}: {_explain(error)}") from None
+            raise _explain(f"cannot read {file.path!r} from {self.url}", error) from None
 
 
-def _explain(error: Exception) -> str:
+def _explain(what: str, error: Exception) -> SourceFailed:
     """What an error of the store means, without its pages of detail."""
     text = str(error)
-    found, cause = _STATUS.search(text), _CAUSE.search(text)
-    if found is None:
-        return _shorten(error)
-    reason = cause[1] if cause else f"HTTP {found[1]}"
+    status, cause = _STATUS.search(text), _CAUSE.search(text)
+    if status is None:
+        return SourceUnreachable(f"{what}: {_shorten(error)}")
+    reason = cause[1] if cause else f"HTTP {status[1]}"
+    if status[1].startswith("5"):
+        return SourceUnreachable(f"{what}: the store answers {status[1]} ({reason})")
+    if status[1] in ("401", "403"):
+        return SourceFailed(f"{what}: access is denied ({reason}); check the credentials in the environment")
     if reason == "NoSuchBucket":
-        return "there is no such bucket"
-    if found[1] in ("401", "403"):
-        return f"access is denied ({reason}); check the credentials in the environment"
-    return f"the store answers {found[1]} ({reason})"
+        return SourceFailed(f"{what}: there is no such bucket")
+    return SourceFailed(f"{what}: the store answers {status[1]} ({reason})")
 
 
 def _shorten(error: Exception) -> str:

@@ -17,6 +17,10 @@ class SourceFailed(FerryError):
     """A source that cannot be read now: gone, refused, or holding what cannot be taken."""
 
 
+class SourceUnreachable(SourceFailed):
+    """A source that does not answer, or only with an error of its own."""
+
+
 class SourceChanged(SourceFailed):
     """A file that is not what the listing said any more."""
 
