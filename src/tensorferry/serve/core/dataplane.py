@@ -183,7 +183,7 @@ class DataPlane:
                 journey.finish(outcome)
                 return journey
             try:
-                journey.ticket = model.submit(request.inputs, request.urgency, journey.arrive)
+                journey.ticket = model.submit(request.inputs, request.options, journey.arrive)
             except Closed:
                 continue
             self.num_under_way += 1
