@@ -16,14 +16,14 @@ from typing import Any
 
 import grpc
 import uvloop
-from tritonclient.grpc import service_pb2 as pb
 
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.core.requests import InferResponse
 from tensorferry.serve.grpc.infer import read_request, write_response
-from tensorferry.serve.grpc.methods import Methods
+from tensorferry.serve.grpc.service import Methods
 from tensorferry.serve.options import ServeOptions
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.server import Server
 
 _SERVICE = "inference.GRPCInferenceService"
