@@ -374,7 +374,7 @@ def test_reflection_goes_on_when_its_answers_are_read_and_takes_short_questions(
     assert answer.status == Status.OK
     assert answer.data.count(b"model_config.proto") >= 100
     answer = wire.call(bytes(5000), f"/{REFLECTIONS[0]}/ServerReflectionInfo")
-    assert (answer.status, "5000 bytes" in answer.message) == (Status.RESOURCE_EXHAUSTED, True)
+    assert (answer.status, "5000 bytes" in answer.text) == (Status.RESOURCE_EXHAUSTED, True)
 
 
 # ---- health, and the end ---------------------------------------------------------------------------------------------------
