@@ -1,11 +1,12 @@
-"""Trace a step without running it: fake tensors have shapes and storages but no bytes.
+"""Follow a training step without running it: fake tensors have shapes and storages but no bytes.
 
-The memory that kernels take for themselves comes from a small model of them, and times from a machine's data sheet
-(`tensorferry.machine.roofline`), so a trace of this kind is an estimate.
+`follow` is for every step of this kind, of a user's own code (`capture.py`), of a model that is about to train (`forecast.py`) or
+of one that is not there yet (`fake_model.py`). The memory that kernels take for themselves comes from a small model of them, and
+times from a machine's data sheet (`tensorferry.machine.roofline`), so a trace of this kind is an estimate.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorferry.engines.torch.calls import Call, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
 from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
 from tensorferry.engines.torch.lean import estimate_workspace
-from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.record import LayerNames, Recorder, run_recorded
 from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
 from tensorferry.trace import Trace
 
@@ -28,6 +29,35 @@ _FILLS = {
     torch.ops.aten.normal_.default,
     torch.ops.aten.uniform_.default,
 }
+
+
+def follow(
+    train: Callable[[], object],
+    model: torch.nn.Module,
+    mode: FakeTensorMode,
+    device: torch.device,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    min_nbytes: int,
+    layers: torch.nn.Module | None = None,
+    kernels: str = "cpu-lean",
+    calls: list[Call | None] | None = None,
+    first: bool = False,
+) -> Trace:
+    """The trace of `train`, one step of a model and optimizers whose tensors are fake; raises whatever `train` does.
+
+    layers: whose names ops get, if the modules that run are not those of `model`. kernels: whose run the step, "gpu", "cpu" or
+    "cpu-lean" as a `large_model` calls them. calls: gets the call of every op. first: as for `Recorder.trace`.
+    """
+    fake_device = FakeDevice(mode, device)
+    store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
+    names = LayerNames(layers or model)
+    with unchanged_randomness(device), mode, names.watching():
+        step = FakeStep(store, Recorder(model, fake_device, names), kernels, calls)
+        run_recorded(train, step, store, model)
+        for optimizer in optimizers:
+            step.recorder.add_states(optimizer, min_nbytes)
+    return step.recorder.trace(measured=False, device=device.type, first=first)
 
 
 class QuickFakeMode(FakeTensorMode):
@@ -108,9 +138,7 @@ class _NothingIn(Instant, CopyIn):
 class FakeStep:
     """Records ops that do not run and so take no time."""
 
-    def __init__(
-        self, store: SavedTensors, recorder: Recorder, *, kernels: str = "cpu-lean", calls: list[Call | None] | None = None
-    ) -> None:
+    def __init__(self, store: SavedTensors, recorder: Recorder, kernels: str, calls: list[Call | None] | None) -> None:
         self.store = store
         self.recorder = recorder
         self._kernels = kernels
@@ -130,10 +158,6 @@ class FakeStep:
         if self._calls is not None:
             self._calls.append(call)
         return out
-
-    def trace(self, *, first: bool = False) -> Trace:
-        """The step as a trace; `first` as for `Recorder.trace`."""
-        return self.recorder.trace(measured=False, device=self.store.device.type, first=first)
 
     def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         self.recorder.saved(saved, tensor)

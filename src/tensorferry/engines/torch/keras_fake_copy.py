@@ -1,4 +1,4 @@
-"""The fake twin of a Keras model on Keras' torch back end: the model itself, in a scope in which its variables are fake.
+"""A fake copy of a Keras model on Keras' torch back end: the model itself, in a scope in which its variables are fake.
 
 `keras.StatelessScope` is how Keras traces models for JAX: a variable's value is what the scope says, and what is assigned to it
 stays in the scope. What a forward pass of the user's own leaves in attributes of its layers is taken back afterwards.
@@ -12,8 +12,8 @@ import keras
 import torch
 
 from tensorferry.engines.torch.compat import FakeTensorMode
+from tensorferry.engines.torch.fake_copy import FakeCopy, copy_gradient, optimizer_variables, without_hooks
 from tensorferry.engines.torch.keras_compat import AutocastScope, keras_random
-from tensorferry.engines.torch.twin import Twin, copy_gradient, optimizer_variables, without_hooks
 
 
 class _FakeVariables(keras.StatelessScope):
@@ -30,8 +30,8 @@ class _FakeVariables(keras.StatelessScope):
 
 
 @contextmanager
-def keras_twin(model: Any, mode: FakeTensorMode) -> Iterator[Twin]:
-    """The twin of a built model; only inside may it be called."""
+def keras_copy(model: Any, mode: FakeTensorMode) -> Iterator[FakeCopy]:
+    """The copy of a built model; only inside may it be called."""
     own, states = list(model.variables), optimizer_variables(model)
     fakes: dict[int, Any] = {}
     layers = dict.fromkeys([*model._flatten_layers(), *model.modules()])  # torch knows only layers that are attributes
@@ -44,7 +44,7 @@ def keras_twin(model: Any, mode: FakeTensorMode) -> Iterator[Twin]:
             scope.add_update((variable, fakes[id(real)]))
         held = torch.nn.ParameterList(fakes[id(variable._value)] for variable in own)
         updates = [_make_update(model, fakes)] if states else []
-        yield Twin(model.forward, model, held, fakes, updates)
+        yield FakeCopy(model.forward, model, held, fakes, updates)
 
 
 def _make_update(model: Any, fakes: dict[int, Any]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from tensorferry import BadModel, NotTraceable, capture
-from tensorferry.engines.torch.dry import LOSSES, OPTIMIZERS, DryModel, DryStep
+from tensorferry.engines.torch.fake_model import LOSSES, OPTIMIZERS, FakeModel, StepOptions
 from tensorferry.trace import Kind, Phase, Trace
 
 
@@ -33,7 +33,7 @@ IMAGES = (((8, 3, 16, 16), "fp32"),)
 
 
 def _capture(make_model=Net, **how) -> Trace:
-    return DryModel(make_model).capture(DryStep(**{"inputs": IMAGES, "loss": "cross_entropy"} | how))
+    return FakeModel(make_model).capture(StepOptions(**{"inputs": IMAGES, "loss": "cross_entropy"} | how))
 
 
 def _nbytes(trace: Trace, kind: Kind) -> int:
@@ -53,13 +53,13 @@ def test_a_step_without_model_and_device_is_the_step_of_a_real_one() -> None:
 
     train()
     real = capture(train, model, optimizer, min_nbytes=1)
-    dry = _capture(lambda: nn.Sequential(*map(_remake, model)), kernels="cpu-lean")
+    fake = _capture(lambda: nn.Sequential(*map(_remake, model)), kernels="cpu-lean")
     both = (Phase.FORWARD, Phase.BACKWARD)
-    names = [[op.name.split()[-1] for op in trace.ops if op.phase in both and op.outputs] for trace in (dry, real)]
+    names = [[op.name.split()[-1] for op in trace.ops if op.phase in both and op.outputs] for trace in (fake, real)]
     assert names[0] == names[1]
-    assert [dry.storages[s].nbytes for s in dry.movable] == [real.storages[s].nbytes for s in real.movable]
+    assert [fake.storages[s].nbytes for s in fake.movable] == [real.storages[s].nbytes for s in real.movable]
     for kind in (Kind.PARAMETER, Kind.OPTIMIZER, Kind.INPUT):
-        assert _nbytes(dry, kind) == _nbytes(real, kind)
+        assert _nbytes(fake, kind) == _nbytes(real, kind)
 
 
 def _remake(module: nn.Module) -> nn.Module:
@@ -168,7 +168,7 @@ def _fail() -> nn.Module:
 
 def test_a_factory_that_fails_says_where_and_why() -> None:
     with pytest.raises(BadModel, match=rf"the factory failed at {Path(__file__).name}:\d+: OSError: no weights here"):
-        DryModel(_fail)
+        FakeModel(_fail)
 
 
 def test_a_factory_must_return_a_module_whose_output_has_a_gradient() -> None:
@@ -180,7 +180,7 @@ def test_a_factory_must_return_a_module_whose_output_has_a_gradient() -> None:
         _capture(lambda: nn.Sequential(nn.Flatten(0), nn.Linear(8 * 768, 4), nn.Flatten(0)))
 
 
-def test_a_dry_capture_leaves_random_numbers_as_they_were() -> None:
+def test_a_capture_leaves_random_numbers_as_they_were() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     _capture()
@@ -194,5 +194,5 @@ def test_what_is_not_followed_changes_nothing(optimizer: str, kernels: str, monk
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.1), nn.Flatten(), nn.Linear(8 * 14 * 14, 4))
 
     quick = _capture(make_model, optimizer=optimizer, kernels=kernels)
-    monkeypatch.setattr("tensorferry.engines.torch.dry.QuickFakeMode", FakeTensorMode)
+    monkeypatch.setattr("tensorferry.engines.torch.fake_model.QuickFakeMode", FakeTensorMode)
     assert _capture(make_model, optimizer=optimizer, kernels=kernels) == quick

@@ -1,8 +1,9 @@
-"""A model's fake twin: computes with fake tensors under the same code, while the real model stays as it is.
+"""A model with fake tensors in place of its own, so that its code can be followed while the real model stays as it is.
 
-A torch model is copied with fake parameters in place of its own; what its forward writes into the model, it writes into the copy.
-Keras copies a model by saving it, which takes memory of its own, so a Keras model is called itself, in a scope of Keras that
-gives its variables other values (`keras_twin.py`).
+A torch model is copied with fake parameters; what its forward writes into the model, it writes into the copy. Keras copies a
+model by saving it, which takes memory of its own, so a Keras model is called itself, in a scope of Keras that gives its variables
+other values (`keras_fake_copy.py`). Where a user's own code is to be called, which knows the model and no copy, `fake_tensors_in`
+puts fake tensors into the model itself for a while.
 """
 
 import copy
@@ -20,13 +21,15 @@ from tensorferry.engines.torch.compat import (
     default_to_fused_or_foreach,
     hook_tables,
     takes_gradients_early,
+    tensor_tables,
     tree_leaves,
+    tree_map_only,
 )
 from tensorferry.frameworks import is_keras
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class FakeCopy:
     """What a forecast needs of a model."""
 
     call: Callable[..., Any]  # the model's forward
@@ -42,24 +45,24 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(optimizer.variables) if is_keras(model) and optimizer is not None and optimizer.built else []
 
 
-def open_twin(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[Twin]:
-    """The model's twin, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
+def open_copy(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[FakeCopy]:
+    """A copy of the model, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
     if is_keras(model):
-        from tensorferry.engines.torch.keras_twin import keras_twin  # Keras is loaded then
+        from tensorferry.engines.torch.keras_fake_copy import keras_copy  # Keras is loaded then
 
-        return keras_twin(model, mode)
+        return keras_copy(model, mode)
     return _copied(model, mode)
 
 
 @contextmanager
-def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Twin]:
+def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[FakeCopy]:
     fakes: dict[int, Any] = {}
     with without_hooks(model.modules()), FakeCopyMode(mode):
-        twin = copy.deepcopy(model, fakes)
+        copied = copy.deepcopy(model, fakes)
     for parameter in model.parameters():
         if id(parameter) in fakes:
             copy_gradient(parameter, fakes[id(parameter)], mode)
-    yield Twin(twin, twin, twin, fakes)
+    yield FakeCopy(copied, copied, copied, fakes)
 
 
 @contextmanager
@@ -80,25 +83,30 @@ def copy_gradient(parameter: torch.Tensor, fake: torch.Tensor, mode: FakeTensorM
         fake.register_post_accumulate_grad_hook(lambda fake: setattr(fake, "grad", None))
 
 
-def copy_optimizer(optimizer: torch.optim.Optimizer, twin: Twin, mode: FakeTensorMode) -> torch.optim.Optimizer:
-    """An optimizer of the same class, settings and state for the twin's parameters, without hooks."""
-    fakes = dict(twin.fakes)
+def copy_optimizer(optimizer: torch.optim.Optimizer, model: FakeCopy, mode: FakeTensorMode) -> torch.optim.Optimizer:
+    """An optimizer of the same class, settings and state for the copy's parameters, without hooks."""
+    fakes = dict(model.fakes)
     for number in tree_leaves([optimizer.param_groups, list(optimizer.state.values())]):
         if isinstance(number, torch.Tensor) and number.dim() == 0 and id(number) not in fakes:
-            value = number.item()
-            with mode:  # a number that the optimizer reads, such as its step: made here, its value stays known
-                fakes[id(number)] = torch.tensor(value, dtype=number.dtype)
+            fakes[id(number)] = _copy_number(number, mode)
     # a scheduler puts a `step` of its own into the optimizer, which would step the real one
     own = {name: value for name, value in vars(optimizer).items() if name != "step" and not name.startswith(OPTIMIZER_HOOKS)}
     copied: torch.optim.Optimizer = object.__new__(type(optimizer))
     with FakeCopyMode(mode):
         vars(copied).update(copy.deepcopy(own, fakes))
     for real, group in zip(optimizer.param_groups, copied.param_groups, strict=True):
-        group.update(choose_form(real))
+        group.update(_choose_form(real))
     return copied
 
 
-def choose_form(group: dict[str, Any]) -> dict[str, bool]:
+def _copy_number(number: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake of a number that an optimizer reads, such as its step: made here, its value stays known."""
+    value = number.item()
+    with mode:
+        return torch.tensor(value, dtype=number.dtype)
+
+
+def _choose_form(group: dict[str, Any]) -> dict[str, bool]:
     """Whether real parameters are updated by multi-tensor ops, where that is left to torch.
 
     It takes them on accelerators, and never for fake tensors.
@@ -114,3 +122,36 @@ def run_step(optimizer: torch.optim.Optimizer) -> None:
     step: Any = type(optimizer).step
     with torch.no_grad():
         (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+
+
+@contextmanager
+def fake_tensors_in(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, mode: FakeTensorMode) -> Iterator[None]:
+    """While inside, the model's and the optimizer's tensors are fake; afterwards the real ones are back, untouched."""
+    fakes: dict[torch.Tensor, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in fakes and tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter):
+            fakes[tensor] = _copy_number(tensor, mode)
+        elif tensor not in fakes:
+            made: torch.Tensor = mode.from_tensor(tensor.detach())
+            fakes[tensor] = torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+        return fakes[tensor]
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            for held in tensor_tables(module):
+                for name, tensor in list(held.items()):
+                    if tensor is not None:
+                        stack.callback(held.__setitem__, name, tensor)
+                        held[name] = fake(tensor)
+        if optimizer is not None:
+            stack.callback(setattr, optimizer, "state", optimizer.state)
+            state = type(optimizer.state)(dict)
+            for parameter, values in optimizer.state.items():
+                state[fake(parameter)] = tree_map_only(torch.Tensor, fake, dict(values))
+            optimizer.state = state
+            for group in optimizer.param_groups:
+                stack.callback(group.update, dict(group))
+                group.update(_choose_form(group))
+                group["params"] = [fake(parameter) for parameter in group["params"]]
+        yield

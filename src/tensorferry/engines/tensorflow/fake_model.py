@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
-def capture_dry(model: Any, inputs: Sequence[tuple[tuple[int, ...], str]], *, loss: str, optimizer: str) -> Trace:
+def capture_fake(model: Any, inputs: Sequence[tuple[tuple[int, ...], str]], *, loss: str, optimizer: str) -> Trace:
     """The trace of one training step with that loss and optimizer; every storage is in it, however small.
 
     `inputs` are shape and dtype of each of the model's inputs. Raises `BadModel` where the model rejects them.

@@ -1,4 +1,4 @@
-"""`DryModel`: the trace of a training step of a model that is not there yet, on a device that is not there either.
+"""`FakeModel`: the trace of a training step of a model that is not there yet, on a device that is not there either.
 
 Model, batch, loss and optimizer are made and run with fake tensors, so that nothing is allocated and nothing computed. With
 `kernels="gpu"` the step is what it would be on an accelerator, although the fake tensors say they are on the CPU: no copies
@@ -18,18 +18,16 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tensorferry.engines.torch.calls import Call
-from tensorferry.engines.torch.capture import add_states, run_recorded
 from tensorferry.engines.torch.compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    disable_current_modes,
     tensor_tables,
     tree_leaves,
 )
-from tensorferry.engines.torch.fake import FakeDevice, FakeStep, QuickFakeMode, unchanged_randomness
-from tensorferry.engines.torch.record import LayerNames, Recorder
-from tensorferry.engines.torch.swap import SavedTensors
+from tensorferry.engines.torch.fake_step import QuickFakeMode, follow, unchanged_randomness
 from tensorferry.errors import BadModel, FerryError, NotTraceable
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
@@ -57,7 +55,7 @@ _SOFTMAX = {functional.softmax, functional.log_softmax, torch.softmax, torch.log
 
 
 @dataclass(frozen=True, slots=True)
-class DryStep:
+class StepOptions:
     """What one step trains on and with."""
 
     inputs: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype of each of the model's inputs
@@ -67,7 +65,7 @@ class DryStep:
     kernels: str = "gpu"  # whose kernels run the step: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
-class DryModel:
+class FakeModel:
     """What a factory returned, with nothing behind its parameters if it is a module."""
 
     def __init__(self, make_model: Callable[[], Any]) -> None:
@@ -91,7 +89,7 @@ class DryModel:
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fakes.setdefault(id(tensor), self._mode.from_tensor(tensor))
 
-    def capture(self, step: DryStep, calls: list[Call | None] | None = None) -> Trace:
+    def capture(self, step: StepOptions, calls: list[Call | None] | None = None) -> Trace:
         """The trace of one training step; every storage that backward or the optimizer waits for is movable, however small.
 
         A list given as `calls` gets the call of every op of the trace, None for one that cannot be put down.
@@ -100,8 +98,8 @@ class DryModel:
         if not isinstance(self.model, torch.nn.Module):
             kind = type(self.model).__name__
             raise BadModel(f"expected the factory to return a torch.nn.Module or a Keras model, received {kind}")
-        with unchanged_randomness(), self._mode:
-            return _record(self.model, step, self._mode, calls)
+        with self._mode:
+            return _follow(self.model, step, self._mode, calls)
 
 
 def _make_real_model(make_model: Callable[[], Any]) -> Any:
@@ -111,26 +109,21 @@ def _make_real_model(make_model: Callable[[], Any]) -> Any:
         raise BadModel(f"the factory failed{_where(error)}: {kind_and_first_line(error)}") from error
 
 
-def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: list[Call | None] | None) -> Trace:
-    device = FakeDevice(mode, torch.device("cpu"))
-    store = SavedTensors(device, min_nbytes=1, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
-    names = LayerNames(model)
+def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, calls: list[Call | None] | None) -> Trace:
     on_gpu = step.kernels == "gpu"
     # an accelerator's default is one multi-tensor op for all parameters, a CPU's is a loop
     optimizer = OPTIMIZERS[step.optimizer](model.parameters(), foreach=on_gpu)
     _make_state(optimizer)
     inputs = [torch.zeros(shape, dtype=DTYPES[dtype]) for shape, dtype in step.inputs]
-    recorded = FakeStep(store, Recorder(model, device, names), kernels=step.kernels, calls=calls)
 
     def train() -> None:
         with ExitStack() as stack:
-            stack.enter_context(names.watching())
             if step.precision in ("fp16", "bf16"):
                 stack.enter_context(torch.autocast("cpu", DTYPES[step.precision]))
             if on_gpu:
                 stack.enter_context(_GpuRules(step.precision))
             scores = _find_scores(_call(model, inputs), step.loss)
-            with store.at_work():  # targets come with the batch, so no op of the step makes them
+            with disable_current_modes(), mode:  # targets come with the batch, so no op of the step makes them
                 target = _make_target(scores[0], step.loss)
             loss = _compute_loss(scores, target, step.loss)
         loss.backward()
@@ -139,8 +132,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: 
 
     try:
         with _quiet():
-            run_recorded(train, recorded, store, model)
-            add_states(recorded.recorder, optimizer, min_nbytes=1)
+            trace = follow(train, model, mode, torch.device("cpu"), [optimizer], min_nbytes=1, kernels=step.kernels, calls=calls)
     except FerryError:
         raise
     except Exception as error:  # whatever a user's forward or backward can raise
@@ -148,7 +140,7 @@ def _record(model: torch.nn.Module, step: DryStep, mode: FakeTensorMode, calls: 
             f"the step cannot be followed without running it{_where(error)}: {kind_and_first_line(error)}"
         ) from error
     # no process holds anything yet, so the step's storages are all there is
-    return replace(recorded.trace(), overhead_nbytes=0, device=step.kernels.split("-")[0])
+    return replace(trace, overhead_nbytes=0, device=step.kernels.split("-")[0])
 
 
 @contextmanager
