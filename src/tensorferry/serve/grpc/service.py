@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from tensorferry.serve.core.access import Access
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.describe import describe_model, describe_statistics
 from tensorferry.serve.core.faults import InvalidRequest, Unsupported
-from tensorferry.serve.core.keys import ApiKeys
 from tensorferry.serve.core.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
 from tensorferry.serve.grpc.calls import Call, Listener, Run, Status, Unary, parse
 from tensorferry.serve.grpc.headers import CallHeaders, write_first_block
@@ -22,6 +22,12 @@ Answer = Callable[[Any], Awaitable[Any]]
 _SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady", "ModelReady"})  # answered without a key, for probes
 _WITH_DATA = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})  # messages of others are small
+_CONTROL = frozenset(
+    (
+        *("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
+        *(f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")),
+    )
+)
 _NOT_POST = write_first_block([(b":status", b"405"), (b"allow", b"POST")])
 _NOT_GRPC = write_first_block([(b":status", b"415")])
 
@@ -29,8 +35,8 @@ _NOT_GRPC = write_first_block([(b":status", b"415")])
 class Service:
     """Answers gRPC calls out of the data plane."""
 
-    def __init__(self, plane: DataPlane, keys: ApiKeys | None, max_message_nbytes: int) -> None:
-        self.keys = keys
+    def __init__(self, plane: DataPlane, access: Access, max_message_nbytes: int) -> None:
+        self.access = access
         self.max_message_nbytes = max_message_nbytes
         self.max_control_nbytes = min(MAX_CONTROL_NBYTES, max_message_nbytes)
         services = (_SERVICE, HEALTH, *REFLECTIONS)
@@ -47,6 +53,7 @@ class Service:
         for name in REFLECTIONS:
             self.listeners[f"/{name}/ServerReflectionInfo"] = partial(Reflection, plane, services)
         self.data_paths = {f"/{_SERVICE}/{name}" for name in _WITH_DATA}
+        self.control_paths = {f"/{_SERVICE}/{name}" for name in _CONTROL}
         self.open_paths = {f"/{_SERVICE}/{name}" for name in _OPEN} | {f"/{HEALTH}/{name}" for name in ("Check", "Watch")}
 
     def open(self, stream: Stream, headers: CallHeaders) -> Call:
@@ -71,8 +78,11 @@ class Service:
         listener = self.listeners.get(headers.path)
         if listener is None:
             raise Unsupported(f"this server has no method {headers.path[:200]}")
-        if self.keys is not None and headers.path not in self.open_paths:
-            self.keys.check(headers.key)
+        self.access.hosts.check(headers.authority)
+        if headers.origin:  # a browser's, which can speak no gRPC but to what it takes for its own site
+            self.access.hosts.check(headers.origin.partition("://")[2])
+        is_open = headers.path in self.open_paths
+        self.access.check(headers.key, is_control=headers.path in self.control_paths, needs_key=not is_open)
         return listener
 
 
