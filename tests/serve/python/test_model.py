@@ -105,7 +105,7 @@ def test_requests_that_wait_are_given_to_the_model_together(loaded: Loaded) -> N
 def test_code_needs_trust_and_is_never_taken_from_a_request(tmp_path: Path) -> None:
     save_python(tmp_path, "double", DOUBLE)
     config = read_config(tmp_path / "double")
-    with pytest.raises(BadModel, match="model.py is code that runs as the server does; add --trust"):
+    with pytest.raises(BadModel, match=r"model\.py is code that runs as the server does; add --trust"):
         load_model(Workshop(), tmp_path / "double", 1, config)
     with pytest.raises(BadModel, match="not taken from a request"):
         load_model(Workshop(trust=True), tmp_path / "double", 1, config, is_sent=True)
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_started_again_says_so_and_recovers(loaded: Loade
         question.answer()
     wait_until(lambda: bool(model.broken))
     assert not model.is_ready
-    with pytest.raises(RequestFault, match="could not be started again.*broken now"):
+    with pytest.raises(RequestFault, match=r"could not be started again.*broken now"):
         ask(model, WHAT=say("hello"))
     path.write_text(ODD)
     wait_until(lambda: model.is_ready)

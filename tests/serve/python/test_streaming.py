@@ -141,7 +141,7 @@ def test_streams_end_when_their_client_goes(counting: RunningServer) -> None:
 def test_a_client_that_does_not_read_is_not_worked_for(counting: RunningServer) -> None:
     host, _, port = counting.http.partition(":")
     body = json.dumps({"TO": 0, "WAIT": 0, "size": NUM_PER_MIB // 2}).encode()
-    head = b"POST /v2/models/count/generate_stream HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    head = b"POST /v2/models/count/generate_stream HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
     num_made, num_closed = ask_count(counting, -1), ask_count(counting, -2)
     with socket.create_connection((host, int(port))) as line:
         line.sendall(head + body)

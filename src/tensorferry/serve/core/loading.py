@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.core.cache import ResponseCache
@@ -24,12 +23,13 @@ from tensorferry.serve.core.scheduler import Instance, Scheduler
 from tensorferry.serve.core.spec import ModelSpec, datatype_name, make_spec
 from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runner, Runtime
 from tensorferry.serve.runtimes.table import BACKENDS, find_backend, load_runtime
 from tensorferry.serve.runtimes.worker import WorkerRuntime
 
 _LOG = logging.getLogger("tensorferry.serve")
-_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+_GPU = pb.ModelInstanceGroup.KIND_GPU
 _MAX_INSTANCES = 64  # each is a thread, and a copy of what a runtime needs to run
 
 
@@ -54,7 +54,7 @@ def load_model(
     """
     version_folder = folder / str(version)
     backend, path = find_backend(config, version_folder)
-    groups = list(config.instance_group) or [model_config_pb2.ModelInstanceGroup(count=1)]
+    groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
     options = make_options(workshop, config, path, groups)
     if backend == "python":
         from tensorferry.serve.python.loading import load_python_model

@@ -3,14 +3,13 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from tritonclient.grpc import service_pb2 as pb
-
 from tensorferry.serve.core.faults import RequestFault, as_fault
 from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.streaming import AnswerWriter
+from tensorferry.serve.grpc.calls import Status, status_of
 from tensorferry.serve.grpc.infer import write_response
-from tensorferry.serve.grpc.messages import Status, status_of
+from tensorferry.serve.proto import inference as pb
 
 if TYPE_CHECKING:
     from tensorferry.serve.grpc.infer_calls import StreamInfer

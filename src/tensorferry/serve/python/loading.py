@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
-from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import complete_config
@@ -20,6 +19,7 @@ from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.requests import NO_OPTIONS
 from tensorferry.serve.core.spec import make_spec
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.python.model import Completed, PythonModel
 from tensorferry.serve.python.process import WorkerOptions
 from tensorferry.serve.runtimes.runtime import LoadOptions
@@ -98,9 +98,9 @@ def _check(workshop: Workshop, config: Any, options: LoadOptions, is_sent: bool)
 
 def _declare(config: Any, declared: dict[str, Any]) -> Any:
     """`config` with what the class declares, where it says nothing itself."""
-    whole = model_config_pb2.ModelConfig()
+    whole = pb.ModelConfig()
     whole.CopyFrom(config)
-    told = model_config_pb2.ModelConfig()
+    told = pb.ModelConfig()
     try:
         json_format.ParseDict({key: declared[key] for key in _DECLARABLE if key in declared}, told)
     except json_format.ParseError as error:
