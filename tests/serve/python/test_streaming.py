@@ -161,6 +161,7 @@ def test_a_server_that_is_told_to_stop_finishes_its_streams(start_server: Callab
     running = start_server(tmp_path, "--trust")
     with post(running, "count/generate_stream", TO=30, WAIT=0.05) as response:
         assert response.readline().startswith(b"data: ")
+        response.readline()
         running.process.send_signal(signal.SIGTERM)
         assert events(response)[-1]["NUMBER"] == 29
     assert running.stop() == 0
