@@ -384,7 +384,7 @@ class Connection(asyncio.Protocol):
         """Have the client begin no more streams, and take those that it began before it heard of that."""
         if not self.is_draining and not self.is_refused:
             self.is_draining = True
-            # one that opens now is told with its first call: a client that hears of it before waits to connect again, for too long
+            # one that opens now is told with its first call: a client that hears of it before would wait to connect again
             if self.transport is not None:
                 self._tell_to_leave()
 
