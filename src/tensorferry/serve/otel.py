@@ -7,6 +7,7 @@ much. Sampling, the service's name and headers for the collector are read from O
 import logging
 import random
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from tensorferry.serve.core.tracing import BatchRecord, RequestTrace, TraceConte
 _PATH = "/v1/traces"
 _SCOPE = InstrumentationScope("tensorferry", __version__)
 _SEND_SECONDS = 5
+_FLUSH_SECONDS = 2.0  # to send what waits, at the end
 _SAMPLED = "01"
 
 
@@ -76,8 +78,10 @@ class OtlpTraces:
             self._send_batch(batch, root, to_wall)
 
     def close(self) -> None:
-        """Send what waits, unless nobody takes it."""
-        self.processor.shutdown()
+        """Send what waits; a collector that does not take it is not waited for."""
+        flushing = threading.Thread(target=self.processor.shutdown, name="ferry-otlp", daemon=True)
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)
 
     def _send_batch(self, batch: BatchRecord, root: SpanContext, to_wall: int) -> None:
         times = batch.times
