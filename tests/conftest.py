@@ -2,10 +2,15 @@
 
 import os
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from warm_python import WarmPython
 
 # by itself TensorFlow decides by the CPU, and the two kinds of kernels and of allocator would be tested by chance
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -39,3 +44,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[Callable[..., str]]:
+    """Gives the path of a Python that has imported these modules, in an environment with these variables; one for all tests."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(*modules: str, **environment: str) -> str:
+            # not pytest's own folder: the address of a socket is at most 107 characters long
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))
+            return str(stack.enter_context(closing(WarmPython(folder, modules, environment))).executable)
+
+        yield start
