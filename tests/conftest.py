@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 from warm_python import WarmPython
 
+from tensorferry.engines.memory_cap import EXACT_MALLOC
+
 # by itself TensorFlow decides by the CPU, and the two kinds of kernels and of allocator would be tested by chance
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
@@ -58,3 +60,28 @@ def warm_python() -> Iterator[Callable[..., str]]:
             return str(stack.enter_context(closing(WarmPython(folder, modules, environment))).executable)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def torch_python(warm_python: Callable[..., str]) -> str:
+    """A Python that has torch, for small programs: the threads of a toy only wait for each other."""
+    return warm_python("torch._dynamo", "tensorferry.engines.torch", "tensorferry.train.start", OMP_NUM_THREADS="1")
+
+
+@pytest.fixture(scope="session")
+def keras_python(warm_python: Callable[..., str]) -> Callable[[str], str]:
+    """Gives a Python that has Keras on a back end, which is chosen once a process, for small programs."""
+
+    def start(backend: str) -> str:
+        # as `EXACT_MALLOC`: a program that caps its memory has malloc return what is freed
+        return warm_python(
+            "keras",
+            "tensorferry.engines.keras",
+            "tensorferry.train.start",
+            KERAS_BACKEND=backend,
+            TF_CPP_MIN_LOG_LEVEL="3",
+            OMP_NUM_THREADS="1",
+            **EXACT_MALLOC,
+        )
+
+    return start

@@ -54,6 +54,13 @@ sys.exit("sorry")
     assert (done.returncode, done.stdout, done.stderr) == (1, "thread\nregistered\n", "sorry\n")
 
 
+def test_the_processes_of_a_program_are_as_warm(warm: str) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.executable, len(sys.modules))'])"
+    first, second = (subprocess.run([warm, "-c", code], capture_output=True, text=True).stdout.split() for _ in range(2))
+    assert first == second
+    assert first[0] == warm
+
+
 def test_an_error_and_a_warning_that_is_one_end_with_code_1(warm: str) -> None:
     done = subprocess.run(
         [warm, "-W", "error", "-c", "import warnings; warnings.warn('careful')"], capture_output=True, text=True

@@ -142,6 +142,7 @@ def run(request: dict[str, Any], files: list[int], loaded: dict[str, str]) -> No
 
 if __name__ == "__main__":
     address, environment, *modules = sys.argv[1:]
+    sys.executable = str(Path(address).with_name("python"))  # what these processes start is as warm
     sys.path.pop(0)  # this folder, which a process that is asked for does not look into
     asked = serve(address, modules)
     end(lambda: run(*asked, json.loads(environment)))
