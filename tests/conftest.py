@@ -1,16 +1,15 @@
 """What every test has: a cache folder of its own, the same kernels on every CPU, and property tests without a deadline."""
 
+import hashlib
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from warm_python import WarmPython
+from warm_python import start_warm_python
 
 from tensorferry.engines.memory_cap import EXACT_MALLOC
 
@@ -49,17 +48,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[Callable[..., str]]:
+def warm_python(testrun_uid: str) -> Callable[..., str]:
     """Gives the path of a Python that has imported these modules, in an environment with these variables; one for all tests."""
-    with ExitStack() as stack:
+    session = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
 
-        @cache
-        def start(*modules: str, **environment: str) -> str:
-            # not pytest's own folder: the address of a socket is at most 107 characters long
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warm-")))
-            return str(stack.enter_context(closing(WarmPython(folder, modules, environment))).executable)
+    def start(*modules: str, **environment: str) -> str:
+        kind = hashlib.sha256(repr((testrun_uid, modules, sorted(environment.items()))).encode()).hexdigest()[:16]
+        # not pytest's own folder: the address of a socket is at most 107 characters long
+        return start_warm_python(Path(tempfile.gettempdir(), f"warm-{kind}"), modules, environment, lives_with=session)
 
-        yield start
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -5,16 +5,20 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 
 def main(address: str, arguments: list[str]) -> None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    request = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109, pathlib is slow
+    request = {"arguments": arguments, "folder": str(Path.cwd()), "environment": dict(os.environ)}
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: connection.send(bytes([number])))
     socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
-    code = int(connection.recv(16) or "1")
+    answer = connection.recv(16)
+    if not answer:
+        sys.exit(f"the warm Python has ended: {Path(address).with_name('errors.txt').read_text()}")
+    code = int(answer)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

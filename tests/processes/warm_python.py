@@ -4,6 +4,7 @@ Importing torch takes 4 CPU seconds and Keras 7, often more than the program tha
 memory of a fresh process, or about what gets imported needs the real `sys.executable`.
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -16,25 +17,22 @@ exec "{python}" -IS "{client}" "{address}" "$@"
 """
 
 
-class WarmPython:
-    """Takes arguments as Python does: `-W`, then `-m MODULE`, `-c CODE` or a script.
+def start_warm_python(folder: Path, modules: Sequence[str], environment: Mapping[str, str], lives_with: int) -> str:
+    """The path of a Python that takes `-W`, then `-m MODULE`, `-c CODE` or a script; it ends, and `folder` goes, with a process.
 
-    What libraries read from the environment while they load is given here, for all processes; the rest is the caller's.
+    What libraries read from the environment while they load is given here, for all processes; the rest is the caller's. Whoever
+    names the same folder first starts it, and the others share it.
     """
-
-    def __init__(self, folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.executable = folder / "python"
-        here = Path(__file__).parent
-        address = folder / "address"
-        self.executable.write_text(_SCRIPT.format(python=sys.executable, client=here / "warm_client.py", address=address))
-        self.executable.chmod(0o755)
-        command = [sys.executable, here / "warm_server.py", address, json.dumps(dict(environment)), *modules]
-        pipe = subprocess.PIPE
-        # it ends when its input does, however this process ends; a Ctrl-C is for this process alone
-        self._server = subprocess.Popen(command, env=os.environ | environment, stdin=pipe, stdout=pipe, start_new_session=True)
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == b"listening\n"
-
-    def close(self) -> None:
-        """End the server, and with it every process that still runs."""
-        self._server.communicate(timeout=60)
+    executable = folder / "python"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not executable.exists():
+            folder.mkdir(mode=0o700)
+            here, address = Path(__file__).parent, folder / "address"
+            command = [sys.executable, here / "warm_server.py", address, lives_with, json.dumps(dict(environment)), *modules]
+            with open(folder / "errors.txt", "w") as errors:
+                # the part that we wait for ends when the other listens
+                subprocess.run(list(map(str, command)), env=os.environ | environment, stdout=errors, stderr=errors, check=True)
+            executable.write_text(_SCRIPT.format(python=sys.executable, client=here / "warm_client.py", address=address))
+            executable.chmod(0o755)
+    return str(executable)

@@ -1,4 +1,4 @@
-"""Imports modules, then forks a process for every request until its own input is closed."""
+"""Imports modules, then forks a process for every request until the process that it lives with ends."""
 
 import atexit
 import gc
@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -22,12 +23,15 @@ _MAX_NBYTES = 2**20
 _Request = tuple[dict[str, Any], list[int]]
 
 
-def serve(address: str, modules: list[str]) -> _Request:
+def serve(address: str, lives_with: int, modules: list[str]) -> _Request:
     """Returns in every forked process, with what it shall do; the server itself ends here."""
+    lifeline = os.pidfd_open(lives_with)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen(16)
-    print("listening", flush=True)
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()  # a Ctrl-C is not for this process
     for module in modules:
         import_module(module)
     gc.collect()
@@ -38,8 +42,8 @@ def serve(address: str, modules: list[str]) -> _Request:
     signal.set_wakeup_fd(wake.fileno())
     clients: dict[int, socket.socket] = {}  # by the process that was forked for each
     while True:
-        ready, _, _ = select.select([sys.stdin, listener, woken, *clients.values()], [], [])
-        if sys.stdin in ready:
+        ready, _, _ = select.select([lifeline, listener, woken, *clients.values()], [], [])
+        if lifeline in ready:
             break
         for pid, client in list(clients.items()):
             if client in ready:
@@ -52,6 +56,7 @@ def serve(address: str, modules: list[str]) -> _Request:
             request = _receive(client)
             if (pid := os.fork()) == 0:
                 signal.set_wakeup_fd(-1)
+                os.close(lifeline)
                 for each in (listener, woken, wake, client, *clients.values()):
                     each.close()
                 return request
@@ -64,6 +69,9 @@ def serve(address: str, modules: list[str]) -> _Request:
     for pid in clients:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    folder = Path(address).parent
+    shutil.rmtree(folder)
+    folder.with_name(f"{folder.name}.lock").unlink()
     os._exit(0)
 
 
@@ -141,8 +149,8 @@ def run(request: dict[str, Any], files: list[int], loaded: dict[str, str]) -> No
 
 
 if __name__ == "__main__":
-    address, environment, *modules = sys.argv[1:]
+    address, lives_with, environment, *modules = sys.argv[1:]
     sys.executable = str(Path(address).with_name("python"))  # what these processes start is as warm
     sys.path.pop(0)  # this folder, which a process that is asked for does not look into
-    asked = serve(address, modules)
+    asked = serve(address, int(lives_with), modules)
     end(lambda: run(*asked, json.loads(environment)))
