@@ -12,7 +12,7 @@ import hpack
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from tensorferry.serve.rpc.frames import (
+from tensorferry.serve.grpc.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -108,7 +108,7 @@ class Wire:
             ":method": "POST",
             ":scheme": "http",
             ":path": path if path.startswith("/") else f"{SERVICE}/{path}",
-            ":authority": "ferry",
+            ":authority": "localhost",
             "te": "trailers",
             "content-type": "application/grpc",
         }

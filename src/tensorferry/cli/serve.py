@@ -13,6 +13,7 @@ _EXAMPLES = """examples:
   ferry serve models/ --host 0.0.0.0 --api-keys keys.txt     for other machines too, with keys
   ferry serve models/ --model-control-mode poll              load and unload as the folder changes
   ferry serve models/ --model-control-mode explicit --load-model resnet
+  ferry serve s3://bucket/models --model-control-mode poll   models of an object store, followed by etag
 """
 
 
@@ -25,7 +26,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
+    parser.add_argument(
+        "repository",
+        metavar="FOLDER",
+        help="a model repository: one folder per model; or its address, such as s3://bucket/models",
+    )
     _add_network(parser)
     _add_models(parser)
     _add_limits(parser)
@@ -61,7 +66,18 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="let local clients register shared memory whose name starts with PREFIX (default: off)",
     )
+    group.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        metavar="NAME,...",
+        help="names that clients may call the server by; '*': any (default: loopback names on a loopback address, any elsewhere)",
+    )
     group.add_argument("--api-keys", type=Path, metavar="FILE", help="one key per line; read again when it changes")
+    group.add_argument("--admin-keys", type=Path, metavar="FILE", help="keys of their own for control calls and metrics")
+    group.add_argument(
+        "--admin-port", type=_port, metavar="PORT", help="a port of their own for control calls, metrics and the status page"
+    )
+    group.add_argument("--admin-host", help="address of the admin port (default: that of --host)")
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +115,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="models to load at the same time (default %(default)s)",
     )
+    group.add_argument(
+        "--source-cache",
+        type=Path,
+        metavar="FOLDER",
+        help="where models of an address such as s3://bucket/models are kept (default: in the user's cache folder)",
+    )
+    group.add_argument("--source-size", default="64GiB", metavar="BYTES", help="how much of them to take (default %(default)s)")
     group.add_argument("--cache-size", metavar="BYTES", help='size of the response cache, such as "256MiB" (default: no cache)')
     group.add_argument(
         "--rate-limit-resource",
@@ -149,15 +172,20 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.machine import memory_nbytes
+    from tensorferry.serve.sources.source import is_url
     from tensorferry.serve.start import start
 
     if options.no_http and options.no_grpc:
         raise BadOption("with --no-http and --no-grpc nothing would be served; leave one of them out")
+    if options.admin_host is not None and options.admin_port is None:
+        raise BadOption("--admin-host needs --admin-port")
     if options.load_model is not None and options.model_control_mode != "explicit":
         raise BadOption("--load-model needs --model-control-mode explicit; every other mode loads all models")
     return start(
         ServeOptions(
-            repository=options.repository,
+            repository=options.repository if is_url(options.repository) else Path(options.repository),
+            source_cache=options.source_cache,
+            source_nbytes=parse_bytes(options.source_size),
             host=options.host,
             http_port=None if options.no_http else options.http_port,
             grpc_port=None if options.no_grpc else options.grpc_port,
@@ -180,7 +208,11 @@ def _run(options: argparse.Namespace) -> int:
             tls_cert=options.tls_cert,
             tls_key=options.tls_key,
             tls_client_ca=options.tls_client_ca,
+            allowed_hosts=options.allowed_hosts,
             api_keys=options.api_keys,
+            admin_keys=options.admin_keys,
+            admin_host=options.admin_host,
+            admin_port=options.admin_port,
             log_json=options.log_json,
             log_verbose=options.log_verbose,
         )
@@ -191,6 +223,13 @@ def _port(text: str) -> int:
     if count(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port up to 65535, received {text!r}")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, received {text!r}")
+    return names
 
 
 def _resource(text: str) -> tuple[str, int]:
