@@ -4,6 +4,7 @@ import hashlib
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +27,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # a loaded machine is no reason to fail; what is too slow ends at pytest's own time-out
 settings.register_profile("ferry", deadline=None, print_blob=True)
 settings.load_profile("ferry")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with the most slow tests come first, so that the last minutes keep every process busy."""
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

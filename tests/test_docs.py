@@ -43,11 +43,13 @@ def python(warm_python: Callable[..., str]) -> str:
     return warm_python(*_FRAMEWORKS, TF_CPP_MIN_LOG_LEVEL="3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _named([page for page in PAGES if _blocks(page, "python") and page not in TUTORIALS]))
 def test_the_python_of_a_page_runs(page: Path, python: str, tmp_path: Path) -> None:
     _run_script(python, "\n".join(_blocks(page, "python")), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", _named(TUTORIALS))
 def test_a_tutorial_works_as_a_reader_types_it(page: Path, python: str, tmp_path: Path) -> None:
     """Python, files to save and commands, from top to bottom; a command with `&` runs until the end."""

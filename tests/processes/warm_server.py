@@ -126,7 +126,7 @@ def run(request: dict[str, Any], files: list[int], loaded: dict[str, str]) -> No
     os.environ.update(request["environment"] | loaded)
     arguments = request["arguments"]
     while arguments[0] == "-W":
-        warnings.simplefilter(arguments[1])
+        warnings._processoptions(arguments[1:2])  # what Python itself calls
         sys.warnoptions.append(arguments[1])
         arguments = arguments[2:]
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
