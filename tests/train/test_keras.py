@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +42,11 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(
 
 
 def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
-    keras_python: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    torch_python: str,
+    keras_python: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     plain = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | {"OMP_NUM_THREADS": "1"}
@@ -61,7 +64,7 @@ def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
     assert "KERAS_BACKEND=torch ferry train" in page
     before = weights(folder)
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
-    assert "Keras on torch" in ferry(sys.executable, "--resume", str(folder))
+    assert "Keras on torch" in ferry(torch_python, "--resume", str(folder))
     assert weights(folder) == before
 
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
