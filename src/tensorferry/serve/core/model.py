@@ -183,6 +183,7 @@ class RuntimeModel:
                 done=ticket.finish,
                 priority=options.priority,
                 timeout_seconds=options.timeout_microseconds / 1e6,
+                trace=options.trace,
             )
             self.scheduler.submit(ticket.job)
         except RequestFault as fault:

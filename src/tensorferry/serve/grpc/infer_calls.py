@@ -101,6 +101,7 @@ class Inference:
 
     def _submit(self, request: InferRequest) -> None:
         """Start it; it stands in the log when it is answered, where that is wanted."""
+        request.trace = self.trace
         if not self.plane.settings.logs(request.model_name):
             self.work = self.plane.submit(request, self._answer)
             return

@@ -159,6 +159,7 @@ class RestApp:
         started = time.perf_counter()
         headers = request.headers
         trace = read_trace(headers[b"traceparent"].decode("latin-1")) if b"traceparent" in headers else None
+        wanted.trace = trace
         # a client that names one coding wants it; one that lists all it could read gets what costs least
         coding = headers.get(b"accept-encoding")
         packing = coding.decode() if coding in (b"gzip", b"deflate") else ""
