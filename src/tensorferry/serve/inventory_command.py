@@ -50,7 +50,10 @@ def _show(lines: Sequence[StoredVersion], is_checked: bool) -> None:
     num_models = len({line.name for line in lines})
     num_wrong = sum(bool(line.problem) for line in lines)
     total = format_bytes(sum(line.nbytes for line in lines))
-    print(f"{num_models} models, {len(lines)} versions, {total}" + (f"; {num_wrong} with a problem" if num_wrong else ""))
+    print(
+        f"{_count(num_models, 'model')}, {_count(len(lines), 'version')}, {total}"
+        + (f"; {num_wrong} with a problem" if num_wrong else "")
+    )
 
 
 def _prune(options: InventoryOptions, old: Sequence[StoredVersion]) -> None:
@@ -59,7 +62,7 @@ def _prune(options: InventoryOptions, old: Sequence[StoredVersion]) -> None:
         print("nothing is old enough to be removed", file=where)
         return
     names = ", ".join(printable(f"{line.name}/{line.version}") for line in old)
-    what = f"{len(old)} old versions ({format_bytes(sum(line.nbytes for line in old))}): {names}"
+    what = f"{_count(len(old), 'old version')} ({format_bytes(sum(line.nbytes for line in old))}): {names}"
     if options.asks:
         if not sys.stdin.isatty():
             raise BadOption(f"--prune would remove {what}; say --yes where nobody can be asked")
@@ -68,3 +71,7 @@ def _prune(options: InventoryOptions, old: Sequence[StoredVersion]) -> None:
             return
     remove_versions(options.repository, old)
     print(f"removed {what}", file=where)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
