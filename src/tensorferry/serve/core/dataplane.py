@@ -15,10 +15,10 @@ from typing import Any
 from tensorferry import __version__
 from tensorferry.serve.core.classify import classify
 from tensorferry.serve.core.deferred import DeferredCalls
-from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.faults import RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import LOGGER
-from tensorferry.serve.core.model import Model, Outputs, Ticket
+from tensorferry.serve.core.model import Model, Outputs, Ticket, check_wanted
 from tensorferry.serve.core.repository import Repository, VersionState
 from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
 from tensorferry.serve.core.scheduler import Closed
@@ -31,6 +31,8 @@ from tensorferry.serve.sources import SourceFailed
 Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
 EXTENSIONS = (
+    "generate",
+    "sequence",
     "classification",
     "model_configuration",
     "model_repository",
@@ -329,16 +331,3 @@ class Journey:
         data = encode_bytes(array)
         self.plane.regions.write(want.target, data)
         return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
-
-
-def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
-    """`wanted`, if the model has those outputs."""
-    if not wanted:
-        return wanted
-    for want in wanted:
-        if want.name not in model.spec.output_names:
-            known = ", ".join(map(repr, model.spec.output_names))
-            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
-    if len({want.name for want in wanted}) < len(wanted):
-        raise InvalidRequest("an output is asked for twice")
-    return wanted
