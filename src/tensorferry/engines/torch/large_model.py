@@ -360,6 +360,7 @@ class LargeModel:
             measured=median[0] if median else None,
             budget_nbytes=self.budget_nbytes,
             measured_peak_nbytes=self.peak_nbytes,
+            process_peak_nbytes=0 if self._device.before_nbytes is None else self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
