@@ -22,7 +22,7 @@ from tensorferry.serve.core.loading import Workshop
 from tensorferry.serve.core.model import RequestTicket, RuntimeModel
 from tensorferry.serve.core.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.core.repository import Repository
-from tensorferry.serve.core.requests import Urgency
+from tensorferry.serve.core.requests import RequestOptions
 from tensorferry.serve.core.scheduler import Instance, Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, make_spec
 from tensorferry.serve.core.stats import Stats
@@ -446,9 +446,9 @@ def test_priorities_and_queue_limits_come_from_the_configuration(root: Path, rep
     assert (policy.preferred_sizes, policy.max_delay_seconds, policy.num_levels, policy.default_level) == ((2, 4), 0.0005, 3, 2)
     assert (policy.queue.max_size, policy.queue.timeout_seconds, policy.queue.delays_late) == (7, 2.0, False)
     assert (policy.queues[1].delays_late, policy.queues[1].allows_own_timeout) == (True, True)
-    np.testing.assert_array_equal(Question(model, Urgency(priority=3), x=X).answer()["y"], 2 * X)
+    np.testing.assert_array_equal(Question(model, RequestOptions(priority=3), x=X).answer()["y"], 2 * X)
     with pytest.raises(InvalidRequest, match="priority 9"):
-        Question(model, Urgency(priority=9), x=X)
+        Question(model, RequestOptions(priority=9), x=X)
 
 
 ENDS = 'input {{ name: "x" data_type: TYPE_FP32 dims: {0} }} output {{ name: "y" data_type: TYPE_FP32 dims: 4 }}'

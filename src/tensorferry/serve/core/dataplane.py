@@ -25,6 +25,7 @@ from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tensors import DATATYPES, Array, encode_bytes, held_nbytes
+from tensorferry.serve.sources import SourceFailed
 
 Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
@@ -157,7 +158,7 @@ class DataPlane:
     async def load(self, name: str, config: str, files: dict[str, bytes]) -> None:
         """Load or reload a model in the background; what serves goes on serving."""
         self._check_control()
-        await asyncio.to_thread(self.repository.load, name, config, files)
+        await asyncio.to_thread(self._load, name, config, files)
 
     async def unload(self, name: str, with_parts: bool) -> None:
         """Take a model out of service."""
@@ -182,7 +183,7 @@ class DataPlane:
                 journey.finish(outcome)
                 return journey
             try:
-                journey.ticket = model.submit(request.inputs, request.urgency, journey.arrive)
+                journey.ticket = model.submit(request.inputs, request.options, journey.arrive)
             except Closed:
                 continue
             self.num_under_way += 1
@@ -201,6 +202,15 @@ class DataPlane:
         if isinstance(outcome, RequestFault):
             raise outcome
         return outcome
+
+    def _load(self, name: str, config: str, files: dict[str, bytes]) -> None:
+        try:
+            if not files:
+                self.repository.refresh([name])
+        except SourceFailed as fault:  # its text would tell clients where the models are
+            _LOG.error("model '%s' cannot be loaded: %s", name, fault)
+            raise Unavailable("the source of the models cannot be read now; the server's log says why") from None
+        self.repository.load(name, config, files)
 
     def _check_control(self) -> None:
         if not self.allows_control:

@@ -13,7 +13,7 @@ from typing import Any
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import ModelFault, RequestFault, as_fault
 from tensorferry.serve.core.model import Done, Model, Outputs, Ticket, reason_of
-from tensorferry.serve.core.requests import Urgency
+from tensorferry.serve.core.requests import RequestOptions
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.core.stats import Stats
@@ -65,7 +65,7 @@ class EnsembleModel:
     def run_alone(self, inputs: dict[str, Array]) -> None:
         """Never: its models have queues of their own."""
 
-    def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start every step that only reads the request's own inputs."""
         started = time.perf_counter_ns()
         try:
@@ -73,7 +73,7 @@ class EnsembleModel:
         except RequestFault as fault:
             self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
             raise
-        ticket = EnsembleTicket(self, checked, urgency, done)
+        ticket = EnsembleTicket(self, checked, options, done)
         with self.idle:
             if self.is_closed:
                 raise Closed
@@ -97,9 +97,9 @@ class EnsembleModel:
 class EnsembleTicket:
     """One request on its way through the steps."""
 
-    def __init__(self, model: EnsembleModel, inputs: dict[str, Array], urgency: Urgency, done: Done) -> None:
+    def __init__(self, model: EnsembleModel, inputs: dict[str, Array], options: RequestOptions, done: Done) -> None:
         self.model = model
-        self.urgency = urgency
+        self.options = options
         self.done = done
         self.started = time.perf_counter_ns()
         self.lock = threading.Lock()
@@ -140,7 +140,7 @@ class EnsembleTicket:
         for _ in range(_MAX_TRIES):
             try:
                 model = self.model.find(step.model_name, step.model_version)
-                ticket = model.submit(inputs, self.urgency, lambda outcome: self._finish_step(step, outcome))
+                ticket = model.submit(inputs, self.options, lambda outcome: self._finish_step(step, outcome))
             except Closed:
                 continue
             except Exception as error:  # whatever it is, the request must end: `close` waits for it

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.queueing import Job
-from tensorferry.serve.core.requests import Urgency
+from tensorferry.serve.core.requests import RequestOptions
 from tensorferry.serve.core.scheduler import Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
 from tensorferry.serve.core.stats import Stats
@@ -47,7 +47,7 @@ class Model(Protocol):
     def run_alone(self, inputs: dict[str, Array]) -> Outputs | RequestFault | None:
         """What comes of a request, at once, where these come one at a time and are quick; None where it is to be submitted."""
 
-    def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> Ticket:
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class RuntimeModel:
         self.stats.record_alone(num_rows, time.perf_counter_ns() - started)
         return outputs
 
-    def submit(self, inputs: dict[str, Array], urgency: Urgency, done: Done) -> RequestTicket:
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> RequestTicket:
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""
         ticket = RequestTicket(self, done)
         try:
@@ -160,8 +160,8 @@ class RuntimeModel:
                 num_rows=num_rows,
                 key=key,
                 done=ticket.finish,
-                priority=urgency.priority,
-                timeout_seconds=urgency.timeout_microseconds / 1e6,
+                priority=options.priority,
+                timeout_seconds=options.timeout_microseconds / 1e6,
             )
             self.scheduler.submit(ticket.job)
         except RequestFault as fault:

@@ -31,6 +31,7 @@ from tensorferry.serve.core.folder import (
 from tensorferry.serve.core.loading import Workshop, load_model
 from tensorferry.serve.core.model import Model
 from tensorferry.serve.core.spec import make_spec
+from tensorferry.serve.sources import Mirror
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_NAME_NBYTES = 255  # of a folder
@@ -62,6 +63,7 @@ class Entry:
     name: str
     versions: dict[int, Model] = field(default_factory=dict)  # replaced whole, never changed
     prints: dict[int, Fingerprint] = field(default_factory=dict)  # of the versions that serve; the last part is the folder
+    loads_from: Path | None = None  # the folder of a load that is under way
     states: dict[int, VersionState] = field(default_factory=dict)
     loading: threading.Lock = field(default_factory=threading.Lock)
     seen: Fingerprint | None = None  # of the whole folder, at the last poll
@@ -70,12 +72,13 @@ class Entry:
 
 
 class Repository:
-    """The models below one folder."""
+    """The models below one folder, or those of a source, of which `mirror` keeps a folder for every state."""
 
-    def __init__(self, root: Path, workshop: Workshop, num_load_threads: int = 2) -> None:
+    def __init__(self, root: Path, workshop: Workshop, num_load_threads: int = 2, mirror: Mirror | None = None) -> None:
         if not root.is_dir():
             raise BadModel(f"no folder {root}; name the folder that holds the models, one folder each")
         self.root = root
+        self.mirror = mirror
         self.workshop = workshop
         self.entries: dict[str, Entry] = {}
         self.lock = threading.Lock()
@@ -118,6 +121,17 @@ class Repository:
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
+    def refresh(self, names: list[str] | None = None, *, only_settled: bool = False) -> None:
+        """Look at the source, where the models come from one; raises SourceFailed."""
+        if self.mirror is None:
+            return
+        newest = self.mirror.update(names, only_settled=only_settled)
+        with self.lock:
+            self.root = newest
+            entries = list(self.entries.values())
+            in_use = {entry.loads_from for entry in entries} | {mark[-1] for entry in entries for mark in entry.prints.values()}
+        self.mirror.prune([folder for folder in in_use if isinstance(folder, Path)])
+
     def load_all(self, names: list[str] | None = None) -> None:
         """Load every model of the folder (or those named), ensembles after their parts; a broken one is only logged."""
         wanted = sorted(list_models(self.root)) if names is None else names
@@ -134,7 +148,7 @@ class Repository:
         if not name or name.startswith(".") or "/" in name or "\0" in name or len(os.fsencode(name)) > _MAX_NAME_NBYTES:
             raise InvalidRequest(f"{name!r} cannot be the name of a model")
         with self._hold(name) as entry:
-            folder = self._upload(entry, config, files) if files else self._folder(name)
+            folder = self._upload(entry, config, files) if files else self._begin_load(entry)
             known = set(entry.states)
             try:
                 parsed = parse_config(config, name) if config else read_config(folder)
@@ -166,6 +180,7 @@ class Repository:
 
     def poll(self) -> None:
         """Load what is new or changed in the folder, unload what is gone."""
+        self.refresh(only_settled=True)
         on_disk = list_models(self.root)
         for name in sorted(set(self.entries) - on_disk):
             if self.entries[name].versions:
@@ -210,6 +225,7 @@ class Repository:
                 try:
                     yield entry
                 finally:
+                    entry.loads_from = None
                     unused = entry.uploads - {mark[-1] for mark in entry.prints.values()}
                     entry.uploads -= unused
                     for folder in unused:
@@ -217,6 +233,12 @@ class Repository:
                     if not entry.states:
                         self.entries.pop(name, None)
                 return
+
+    def _begin_load(self, entry: Entry) -> Path:
+        """A model's folder, which stays as it is until the load has ended, whatever becomes of the source."""
+        with self.lock:
+            entry.loads_from = self._folder(entry.name)
+            return entry.loads_from
 
     def _folder(self, name: str) -> Path:
         # a name from a request is only ever compared with what the folder lists, never put into a path first
@@ -267,6 +289,7 @@ class Repository:
     def _load_parts(self, config: Any) -> None:
         for step in read_steps(config):
             if not self.versions_of(step.model_name):
+                self.refresh([step.model_name])
                 self.load(step.model_name)
 
     def _load_versions(self, entry: Entry, folder: Path, config: Any) -> None:
@@ -286,8 +309,9 @@ class Repository:
         for version in wanted:
             mark = (settings, fingerprint(folder / str(version)), folder)
             old = entry.versions.get(version)
-            if old is not None and entry.prints.get(version) == mark and not is_ensemble(config):
-                versions[version], prints[version] = old, mark
+            # of a source, the same files may be in another folder by now; the model goes on with those it was loaded from
+            if old is not None and entry.prints[version][:-1] == mark[:-1] and not is_ensemble(config):
+                versions[version], prints[version] = old, entry.prints[version]
                 continue
             if old is None:
                 entry.states[version] = VersionState(entry.name, str(version), State.LOADING)

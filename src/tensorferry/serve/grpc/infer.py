@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 from tensorferry.serve.core.faults import InvalidRequest, TooLarge
 from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_FIELDS, MAX_TYPED_NBYTES
 from tensorferry.serve.core.memory import Charge
-from tensorferry.serve.core.requests import InferRequest, InferResponse, RegionSlice, Urgency, WantedOutput
+from tensorferry.serve.core.requests import InferRequest, InferResponse, RegionSlice, WantedOutput, read_options
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
 
@@ -154,7 +154,7 @@ def read_request(message: Any, regions: Regions, charge: Charge | None = None) -
         inputs=inputs,
         wanted=tuple(_read_output(output) for output in message.outputs),
         id=message.id,
-        urgency=Urgency(_count(parameters, "priority"), _count(parameters, "timeout")),
+        options=read_options(parameters, message.id),
         charge=charge,
     )
 
