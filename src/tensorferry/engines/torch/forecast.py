@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from tensorferry.engines.forked import NoAnswer, call_in_fork
 from tensorferry.engines.torch.compat import FakeTensorMode, compiler_is_loaded, takes_gradients_early, tree_leaves, tree_map_only
@@ -24,6 +25,8 @@ from tensorferry.engines.torch.fake_step import follow
 from tensorferry.errors import NotTraceable
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
+
+_BUG_IN_TORCH = "INTERNAL ASSERT FAILED"  # what torch says then helps nobody but its authors
 
 
 class _NoUpdate(Exception):
@@ -74,6 +77,8 @@ def _look_ahead(
     min_nbytes: int,
 ) -> tuple[Trace, bool] | NotTraceable:
     """The trace, and whether the optimizers are in it."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # what it adds, buckets for gradients, is there already
     try:
         with _uncached_casts():
             if _can_follow(optimizers):
@@ -81,6 +86,8 @@ def _look_ahead(
                     return _follow(model, args, kwargs, optimizers, min_nbytes), True
             return _follow(model, args, kwargs, None, min_nbytes), False
     except Exception as error:  # whatever a user's forward can raise
+        if _BUG_IN_TORCH in str(error):
+            return NotTraceable("torch cannot follow it with fake tensors")
         return NotTraceable(kind_and_first_line(error))
 
 
