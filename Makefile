@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= 2
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test test-outside lint docs clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,11 @@ lint: setup
 # in the order of the files, for the long ones stand first: the last minutes keep every process busy
 test: lint
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
+
+# models and trainers of other packages, which are installed for this: half an hour, and a table
+test-outside: setup
+	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt --requirement requirements/outside.txt
+	$(BIN)/python -m pytest tests/outside
 
 # the documentation as a site that opens offline: site/index.html
 docs: setup
