@@ -57,7 +57,8 @@ class ManySmallOps(nn.Module):
 
     def forward(self) -> Tensor:
         """The sum of what comes out at the end."""
-        tiny, wide = self.tiny, self.wide
+        tiny: Tensor = self.tiny
+        wide: Tensor = self.wide
         for _ in range(_NUM_WIDE):
             for _ in range(self.num_tiny):
                 tiny = tiny.neg()
