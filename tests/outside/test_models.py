@@ -13,7 +13,7 @@ from watched import Watched, train
 
 pytestmark = pytest.mark.timeout(1800)
 
-PACKAGES = {  # by the function in models.py: what it needs, beside torch
+PACKAGES = {  # by the function in outside_models.py: what it needs, beside torch
     "bert": "transformers",
     "gpt2": "transformers",
     "llama": "transformers",

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import models
+import outside_models as models
 import torch
 
 import tensorferry as ferry
