@@ -4,12 +4,12 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.queueing import Job, nobody
-from tensorferry.serve.core.requests import RequestOptions, Ticket
+from tensorferry.serve.core.requests import RequestOptions, Ticket, WantedOutput
 from tensorferry.serve.core.scheduler import Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
 from tensorferry.serve.core.stats import Stats
@@ -21,6 +21,21 @@ Done = Callable[[Outputs | RequestFault], None]
 _SERIALS = itertools.count(1)
 
 
+@runtime_checkable
+class StreamTicket(Ticket, Protocol):
+    """A request that gets any number of answers."""
+
+    def welcome(self, count: int) -> None:
+        """There is room for so many answers more."""
+
+
+class AnswerSink(Protocol):
+    """Takes the answers of a request, from any thread, one call at a time."""
+
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """One answer, the end, or both; after a fault that is not the last, others may follow."""
+
+
 class Model(Protocol):
     """What the data plane needs of a loaded version; an ensemble is one as well."""
 
@@ -29,6 +44,7 @@ class Model(Protocol):
     config: Any
     spec: ModelSpec
     stats: Stats
+    is_decoupled: bool  # a request may get none, one or many answers: `stream` it
 
     @property
     def num_waiting(self) -> int:
@@ -44,12 +60,17 @@ class Model(Protocol):
     def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Start a request of a model that is decoupled; no more answers come than are welcome."""
+
     def close(self) -> None:
         """Finish what is under way, then give everything back."""
 
 
 class RuntimeModel:
     """A model with a runtime."""
+
+    is_decoupled = False
 
     def __init__(
         self,
@@ -110,6 +131,7 @@ class RuntimeModel:
                 done=nobody,
                 priority=options.priority,
                 timeout_seconds=options.timeout_microseconds / 1e6,
+                trace=options.trace,
                 model=self,
                 tell=done,
                 started=started,
@@ -128,6 +150,10 @@ class RuntimeModel:
         except Exception:
             job.close()
             raise
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Never: it has one answer to a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Finish what is queued, then give the weights back."""
@@ -217,3 +243,16 @@ def reason_of(fault: RequestFault) -> str:
     if isinstance(fault, Unavailable):
         return "REJECTED"
     return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"
+
+
+def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
+    """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
+    for want in wanted:
+        if want.name not in model.spec.output_names:
+            known = ", ".join(map(repr, model.spec.output_names))
+            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
+    if len({want.name for want in wanted}) < len(wanted):
+        raise InvalidRequest("an output is asked for twice")
+    return wanted
