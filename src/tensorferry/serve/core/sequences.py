@@ -11,8 +11,8 @@ from collections import deque
 from typing import Any
 
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
-from tensorferry.serve.core.model import AnswerSink, Done, Model, OneAnswer, Outputs, StreamTicket, Ticket, reason_of
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.model import AnswerSink, Done, Model, OneAnswer, Outputs, StreamTicket, reason_of
+from tensorferry.serve.core.requests import RequestOptions, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.sequence_policy import SequencePolicy
 from tensorferry.serve.core.spec import ModelSpec
