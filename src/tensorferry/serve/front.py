@@ -1,4 +1,4 @@
-"""The way into the server for connections of one protocol: listens, sweeps, drains."""
+"""The way into the server for connections of one protocol: listens, times out, drains."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ class Connection(Protocol):
     def end(self) -> None:
         """Close after what is under way, or at once where there is nothing."""
 
-    def sweep(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long."""
 
 
@@ -29,7 +29,7 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 
 
 class Front(Generic[AnyConnection]):
-    """Listens, and sweeps its connections; `make` makes one, to be kept in the set that it gets."""
+    """Listens, and ends connections that take too long; `make` makes one, to be kept in the set that it gets."""
 
     def __init__(self, make: Callable[[set[AnyConnection]], AnyConnection], max_connections: int = 1024) -> None:
         self.make = make
@@ -37,19 +37,19 @@ class Front(Generic[AnyConnection]):
         self.connections: set[AnyConnection] = set()
         self.server: asyncio.Server | None = None
         self.greeter: Greeter | None = None
-        self.sweeper: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self.is_draining = False
         self.loop = asyncio.get_running_loop()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen, and tell the port: another than asked for where that was 0."""
+    async def start(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None) -> int:
+        """Listen, and tell the port: another than asked for where that was 0. `tls` is asked anew for every connection."""
         if tls is None:
             self.server = await self.loop.create_server(self._make, host, port, backlog=BACKLOG)
             listener = self.server.sockets[0]
         else:
             self.greeter = Greeter(tls, self._make, lambda: self.max_connections - len(self.connections))
             listener = self.greeter.listen(host, port)
-        self._sweep()
+        self._check_timeouts()
         return int(listener.getsockname()[1])
 
     async def stop(self, seconds: float) -> None:
@@ -73,8 +73,8 @@ class Front(Generic[AnyConnection]):
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
-        if self.sweeper is not None:
-            self.sweeper.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
 
     def _make(self) -> Any:
         connection = self.make(self.connections)
@@ -82,17 +82,17 @@ class Front(Generic[AnyConnection]):
             connection.drain()
         return connection
 
-    def _sweep(self) -> None:
-        self.sweeper = self.loop.call_later(0.5, self._sweep)
+    def _check_timeouts(self) -> None:
+        self.timer = self.loop.call_later(0.5, self._check_timeouts)
         now = time.monotonic()
         for connection in list(self.connections):
-            connection.sweep(now)
+            connection.check_timeouts(now)
 
 
 class Greeter:
     """Takes connections that begin with a TLS handshake, which count as connections while they last."""
 
-    def __init__(self, tls: ssl.SSLContext, make: Callable[[], Any], count_room: Callable[[], int]) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext], make: Callable[[], Any], count_room: Callable[[], int]) -> None:
         self.tls = tls
         self.make = make
         self.count_room = count_room
@@ -138,7 +138,7 @@ class Greeter:
 
     async def _greet(self, line: socket.socket) -> None:
         try:
-            await self.loop.connect_accepted_socket(self.make, line, ssl=self.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            await self.loop.connect_accepted_socket(self.make, line, ssl=self.tls(), ssl_handshake_timeout=HANDSHAKE_SECONDS)
         except OSError:  # TLS's own errors among them
             line.close()
         finally:

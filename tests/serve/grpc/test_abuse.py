@@ -14,6 +14,7 @@ from onnx import helper
 from running import RunningServer
 from wire import Wire, make_request, pack
 
+from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import (
     DATA,
     END_HEADERS,
@@ -29,7 +30,6 @@ from tensorferry.serve.grpc.frames import (
     write_frame,
     write_settings,
 )
-from tensorferry.serve.grpc.messages import Status
 
 NUM_FLOOD = 3000  # frames; what a client may do in a burst is a third of it
 
@@ -44,7 +44,7 @@ def wait_until_nothing_is_under_way(server: RunningServer) -> None:
     host, _, port = server.http.rpartition(":")
     for _ in range(200):
         with socket.create_connection((host, int(port)), timeout=30) as line:
-            line.sendall(b"GET /metrics HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n")
+            line.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             text = b""
             while more := line.recv(65_536):
                 text += more

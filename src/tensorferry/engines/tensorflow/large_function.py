@@ -278,6 +278,7 @@ class LargeFunction:
             measured=median[0] if median else None,
             budget_nbytes=self.budget_nbytes,
             measured_peak_nbytes=self.peak_nbytes,
+            process_peak_nbytes=self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=sum(c.num_plans for c in self._courses.values()),
             tier=self._tier.describe,
