@@ -136,6 +136,9 @@ class LargeModel:
             hook = _Uncopied(self._before_forward)
             self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
+            for part in _find_parts(self._model):
+                part_hook = part.register_forward_pre_hook(_Uncopied(self._before_part), with_kwargs=True, prepend=True)
+                stack.callback(part_hook.remove)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
             stack.enter_context(_refuse_transforms())
             self._run_uncompiled(stack)
@@ -219,7 +222,18 @@ class LargeModel:
         if not self._store.any_alive():
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
-        inputs = tuple((t.shape, t.dtype) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        self._forecast_once(module, args, kwargs)
+
+    def _before_part(self, part: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part of the model may be called by itself, as the two of a GAN are."""
+        if self._names.num_running > 1 or not torch.is_grad_enabled() or in_backward() or self._store.busy:
+            return
+        if find_optimizers(part):  # a part that nobody trains may have no backward pass
+            self._forecast_once(part, args, kwargs)
+
+    def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = tuple((t.shape, t.dtype) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        inputs = (id(module), tensors)
         if inputs in self._forecast_inputs:
             return
         with self._store.at_work(), disable_current_modes():
@@ -374,6 +388,15 @@ class LargeModel:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _find_parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """What is right below the model and can be called."""
+    for child in model.children():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _find_parts(child)
+        else:
+            yield child
 
 
 class _Uncopied:

@@ -359,6 +359,11 @@ class LayerNames:
         self._stack: list[str] = []
         self.wanted = ""
 
+    @property
+    def num_running(self) -> int:
+        """How many modules are being called, each by the one before."""
+        return len(self._stack)
+
     def current(self, phase: Phase) -> str:
         if phase is Phase.BACKWARD:
             return self.wanted.split(" ")[0]
