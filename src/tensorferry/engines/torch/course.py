@@ -87,7 +87,7 @@ class Course:
         recorder = step.recorder
         floor = find_floor(self.trace)
         # what was learnt of peaks may make a plan more careful, never impossible
-        careful_nbytes = max(limit_nbytes - self.tightened_nbytes, min(floor.nbytes, limit_nbytes))
+        careful_nbytes = max(limit_nbytes - self.tightened_nbytes, floor.nbytes)
         trace, plan = self.trace, make_plan(self.trace, careful_nbytes, machine, recompute=recompute)
         loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
         reuses_freed = loose is not None and loose[1].step_seconds <= (1 + _LOOSE_COST_SHARE) * plan.step_seconds
