@@ -147,7 +147,10 @@ def test_a_source_that_cannot_be_used_is_one_line(
     ("variables", "reason"),
     [
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
-        ({"AWS_ACCESS_KEY_ID": "", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"}, "no credentials are in the environment"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
+            "no credentials are in the environment",
+        ),
     ],
     ids=["store", "credentials"],
 )
