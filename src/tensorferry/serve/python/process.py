@@ -62,7 +62,7 @@ class WorkerProcess:
         command = [str(options.python), "-c", _START, str(_PACKAGE)]
         environment = {"OMP_NUM_THREADS": str(options.num_threads), **os.environ}
         try:
-            self.process = subprocess.Popen(command, stdin=theirs, env=environment)
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment)
         except OSError as error:
             ours.close()
             raise BadModel(f"cannot start {options.python}: {error.strerror}") from None
