@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, block_bytes
+from tensorferry.engines.core.copies import CopyIn, CopyOut
+from tensorferry.engines.torch.device import Device, block_bytes
 from tensorferry.engines.torch.opening import Opened
 from tensorferry.machine import TierSpeed
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from tensorferry.engines.budget import MIN_NBYTES
+from tensorferry.engines.core.copies import CopyIn, CopyOut, Instant
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, tensor_tables, tree_map_only
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant, device_of
+from tensorferry.engines.torch.device import Device, device_of
 from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
 from tensorferry.engines.torch.standing import find_standing, persistent_blocks
@@ -83,8 +84,8 @@ def run_recorded(step_fn: Callable[[], Any], step: RecordingStep | FakeStep, sto
     def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
 
-    store.begin_step(step, persistent_blocks(model))
-    with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(run_op):
+    store.begin_step(persistent_blocks(model))
+    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), OpMode(run_op):
         step_fn()
 
 
@@ -189,7 +190,7 @@ class CloneDevice(Device):
             self._meter.close()
 
 
-class _CloneOut(Instant, CopyOut):
+class _CloneOut(Instant, CopyOut[torch.UntypedStorage]):
     def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
         super().__init__(label, clone.nbytes())
         self._clone = clone
@@ -201,7 +202,7 @@ class _CloneOut(Instant, CopyOut):
         return self._clone
 
 
-class _CloneIn(Instant, CopyIn):
+class _CloneIn(Instant, CopyIn[torch.UntypedStorage]):
     def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
         super().__init__(label, clone.nbytes())
         self._clone = clone

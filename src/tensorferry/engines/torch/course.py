@@ -128,12 +128,12 @@ class Course:
         if step.store.device.synchronous and (not self._op_seconds or len(seconds) == len(self._op_seconds[-1])):
             self._op_seconds.append(seconds)
         timeline = step.timeline(peak_nbytes)
-        diary = step.diary
+        log = step.log
         moved = Counters(
-            kept_nbytes=diary.nbytes[Action.KEEP],
-            swapped_nbytes=diary.nbytes[Action.SWAP],
-            recomputed_nbytes=diary.nbytes[Action.RECOMPUTE],
-            num_late=diary.num_late,
+            kept_nbytes=log.nbytes[Action.KEEP],
+            swapped_nbytes=log.nbytes[Action.SWAP],
+            recomputed_nbytes=log.nbytes[Action.RECOMPUTE],
+            num_late=log.num_late,
             stall_seconds=timeline.stall_seconds,
         )
         self.measured.append((timeline, moved))

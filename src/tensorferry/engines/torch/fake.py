@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensorferry.engines.core.copies import CopyIn, CopyOut, Instant
 from tensorferry.engines.torch.calls import Call, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
+from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import Recorder
-from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.trace import Trace
 
 _CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ class FakeDevice(Device):
         return FakeTensor(self._mode, meta, self._device)
 
 
-class _NothingOut(Instant, CopyOut):
+class _NothingOut(Instant, CopyOut[torch.UntypedStorage]):
     def reclaim(self) -> None:
         return None
 
@@ -100,7 +101,7 @@ class _NothingOut(Instant, CopyOut):
         return self.nbytes
 
 
-class _NothingIn(Instant, CopyIn):
+class _NothingIn(Instant, CopyIn[torch.UntypedStorage]):
     def take(self) -> torch.UntypedStorage:
         return torch.UntypedStorage(self.nbytes, device="meta")
 
@@ -135,15 +136,19 @@ class FakeStep:
         """The step as a trace; `first` as for `Recorder.trace`."""
         return self.recorder.trace(measured=False, device=self.store.device.type, first=first)
 
-    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
-        self.recorder.saved(saved, tensor)
-        self.store.swap_out(saved)
+    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        """Autograd saves a tensor: its storage is swapped out."""
+        with self.store.at_work():
+            handle, saved = self.store.save(tensor)
+            if saved is not None:
+                self.recorder.saved(saved, tensor)
+                self.store.swapper.swap_out(saved)
+            return handle
 
-    def on_wanted(self, saved: SavedStorage) -> None:
-        self.recorder.wanted(saved)
-
-    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
-        self.recorder.returned(saved, block)
+    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        """Backward reads a tensor: its storage is swapped in."""
+        with self.store.at_work():
+            return self.recorder.load(self.store, handle)
 
 
 @contextmanager

@@ -48,6 +48,12 @@ class AnyStep(Protocol):
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op of the step."""
 
+    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        """What autograd is to hold in place of a tensor that it saves."""
+
+    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        """The tensor behind a handle, which backward reads."""
+
 
 def large_model(
     model: torch.nn.Module,
@@ -164,7 +170,6 @@ class LargeModel:
             self._end_step()
             self._highest_nbytes = self._device.highest_nbytes()
             self._step = None
-            self._store.step = None
             if self._failed:
                 self._store.abandon()
             self._bring_states_back()
@@ -172,9 +177,9 @@ class LargeModel:
 
     def _bring_states_back(self) -> None:
         try:
-            self._states.bring_all_back()
+            self._states.make_all_resident()
         except (FerryError, torch.OutOfMemoryError) as error:
-            num_left = self._states.leave_on_host()
+            num_left = self._states.move_to_host()
             if num_left:
                 (self._error or error).add_note(
                     f"{num_left} tensors of the optimizer's state found no room on the device and are in host memory now; once "
@@ -190,19 +195,25 @@ class LargeModel:
             return func(*args, **kwargs)
         self._device.before_op(args, kwargs)
         if self._step is None:
-            self._states.bring_back_touched(args, kwargs)
+            self._states.make_touched_resident(args, kwargs)
             return func(*args, **kwargs)
         return self._step.run_op(func, args, kwargs)
 
     def _pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
         if self._step_over and not in_backward() and (self._forward_begun or not self._store.any_alive()):
             self._begin_step(tensor)
-        return self._store.pack(tensor)
+        if self._step is None:
+            with self._store.lock, self._store.at_work():
+                return self._store.save(tensor)[0]
+        return self._step.pack(tensor)
 
     def _unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         if in_backward():  # looking at a node's saved tensors is no backward pass
             self._step_over = True
-        return self._store.unpack(handle)
+        if self._step is None:
+            with self._store.lock, self._store.at_work():
+                return self._store.load(handle)
+        return self._step.unpack(handle)
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()
@@ -277,8 +288,8 @@ class LargeModel:
             self._device.count_touched(isinstance(step, RecordingStep))
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
-            self._store.begin_step(step, persistent_blocks(self._model))
-            step.park_states()
+            self._store.begin_step(persistent_blocks(self._model), step.log.copies if isinstance(step, PlannedStep) else None)
+            step.swap_out_states()
 
     def _end_step(self) -> None:
         step, course = self._step, self._course
@@ -302,7 +313,7 @@ class LargeModel:
             self._included_nbytes = earlier_nbytes
 
     def _plan(self, course: Course) -> None:
-        self._states.bring_all_back()  # what is resident now is what the next step starts with
+        self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
         trace = course.refresh_trace(self._device.resident_nbytes())
         self._refuse_below_floor(trace)

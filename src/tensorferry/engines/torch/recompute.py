@@ -181,7 +181,7 @@ class Recall:
                     )
                 return reference.tensor
             if isinstance(reference, _FromSaved):
-                return store.device.view(store.materialize(reference.saved), *reference.geometry)
+                return store.device.view(store.make_resident(reference.saved), *reference.geometry)
             if isinstance(reference, _FromMade):
                 return store.device.view(blocks[id(reference.made)], *reference.geometry)
             return reference
