@@ -72,7 +72,7 @@ FILES = sorted(path for path in SOURCES.rglob("*.py") if not path.name.endswith(
 def test_the_compat_files_are_found() -> None:
     engines = SOURCES / "engines"
     assert "_version" in _compat_of(engines / "torch" / "swap.py")
-    assert "_flatten_layers" in _compat_of(engines / "torch" / "keras_twin.py")
+    assert "_flatten_layers" in _compat_of(engines / "torch" / "keras_fake_copy.py")
     assert "_update_input" in _compat_of(engines / "tensorflow" / "edit.py")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tensorferry as ferry
-from tensorferry.engines.torch.dry import DryModel, DryStep
+from tensorferry.engines.torch.fake_model import FakeModel, StepOptions
 from tensorferry.estimation import Estimate
 from tensorferry.estimation.models import find_model
 from tensorferry.estimation.step import time_step
@@ -55,8 +55,8 @@ def test_what_the_seconds_rest_on_is_told(found: Estimate) -> None:
 
 def test_an_op_that_does_not_fit_into_free_memory_is_not_timed_and_named() -> None:
     calls: list[Any] = []
-    trace = DryModel(lambda: find_model(NETS).make_model(())).capture(
-        DryStep((((16, 3, 64, 64), "fp32"),), loss="cross_entropy", kernels="cpu"), calls
+    trace = FakeModel(lambda: find_model(NETS).make_model(())).capture(
+        StepOptions((((16, 3, 64, 64), "fp32"),), loss="cross_entropy", kernels="cpu"), calls
     )
     widest = max(op.touched_nbytes + max(0, op.workspace_nbytes) for op in trace.ops if op.outputs)
     timing = time_step(trace, calls, HERE, "fp32", free_nbytes=widest)

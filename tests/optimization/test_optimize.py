@@ -19,7 +19,7 @@ from tensorferry.optimization.agreement import ask_original
 from tensorferry.optimization.build import FP32_DIFFERENCE, ScratchFolder, SearchOptions
 from tensorferry.optimization.search import search
 from tensorferry.optimization.sources.torch import read_module
-from tensorferry.serve.config import read_config
+from tensorferry.serve.core.config import read_config
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 

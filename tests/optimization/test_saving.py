@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import tensorferry as ferry
 from tensorferry.optimization.engine import Engine
-from tensorferry.serve.config import read_config
+from tensorferry.serve.core.config import read_config
 from tensorferry.serve.runtimes.transform import read_image
 
 LABELS = ("cat", "dog", "ferry")

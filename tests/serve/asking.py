@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorferry.serve.faults import RequestFault
-from tensorferry.serve.model import Model, Ticket
-from tensorferry.serve.requests import Urgency
+from tensorferry.serve.core.faults import RequestFault
+from tensorferry.serve.core.model import Model, Ticket
+from tensorferry.serve.core.requests import RequestOptions
 
 Outcome = dict[str, np.ndarray] | RequestFault
 
@@ -16,10 +16,10 @@ Outcome = dict[str, np.ndarray] | RequestFault
 class Question:
     """One request under way."""
 
-    def __init__(self, model: Model, urgency: Urgency = Urgency(), **inputs: np.ndarray) -> None:  # noqa: B008
+    def __init__(self, model: Model, options: RequestOptions = RequestOptions(), **inputs: np.ndarray) -> None:  # noqa: B008
         self.done = threading.Event()
         self.outcome: Outcome | None = None
-        self.ticket: Ticket = model.submit(inputs, urgency, self._take)
+        self.ticket: Ticket = model.submit(inputs, options, self._take)
 
     def _take(self, outcome: Outcome) -> None:
         assert self.outcome is None, "a request was answered twice"

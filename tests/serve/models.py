@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tensorferry.serve.tensors import DTYPES
+from tensorferry.serve.core.tensors import DTYPES
 
 ONNX_TYPES = {
     "BOOL": TensorProto.BOOL,

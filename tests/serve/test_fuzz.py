@@ -22,8 +22,8 @@ from models import save_scale
 from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 
+from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.rest.infer import read_raw_request
-from tensorferry.serve.spec import ModelSpec, TensorSpec
 
 GOOD = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
 bounded = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

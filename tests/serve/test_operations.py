@@ -29,11 +29,11 @@ from tritonclient.utils import InferenceServerException
 
 from tensorferry.cli import main
 from tensorferry.errors import BadOption
-from tensorferry.serve.faults import Denied, InvalidRequest, TooLarge
-from tensorferry.serve.keys import ApiKeys
-from tensorferry.serve.limits import MAX_REGIONS
-from tensorferry.serve.logs import TextFormatter
-from tensorferry.serve.shared_memory import Regions
+from tensorferry.serve.core.faults import Denied, InvalidRequest, TooLarge
+from tensorferry.serve.core.keys import ApiKeys
+from tensorferry.serve.core.limits import MAX_REGIONS
+from tensorferry.serve.core.logs import TextFormatter
+from tensorferry.serve.core.shared_memory import Regions
 
 X = np.ones((1, 4), np.float32)
 GOOD = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 1, 1, 1]}]}).encode()
@@ -278,7 +278,7 @@ def test_api_keys_guard_everything_but_health_and_rotate(start_server: Start, tm
 def test_old_keys_stay_until_the_file_is_right_and_the_log_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    monkeypatch.setattr("tensorferry.serve.keys._LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("tensorferry.serve.core.keys._LOOK_SECONDS", -1.0)
     path = tmp_path / "keys.txt"
     path.write_text("old\n")
     keys = ApiKeys(path)

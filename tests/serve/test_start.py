@@ -29,8 +29,8 @@ import sys
 from pathlib import Path
 import tensorferry.serve.server
 print([name for name in {heavy} if name in sys.modules])
-from tensorferry.serve.loading import Workshop
-from tensorferry.serve.repository import Repository
+from tensorferry.serve.core.loading import Workshop
+from tensorferry.serve.core.repository import Repository
 repository = Repository(Path({str(tmp_path)!r}), Workshop())
 repository.load_all()
 print([name for name in {heavy} if name in sys.modules], len(repository.models()))

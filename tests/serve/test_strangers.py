@@ -19,12 +19,12 @@ from tritonclient.grpc import service_pb2 as pb
 from watched import connect, post, read_all, serve, wait_until, wait_until_still
 from wire import Wire, make_request, pack
 
-from tensorferry.serve.faults import MemoryFull
-from tensorferry.serve.limits import MAX_HEADER_NBYTES
-from tensorferry.serve.memory import Charge, MemoryBudget
+from tensorferry.serve.core.faults import MemoryFull
+from tensorferry.serve.core.limits import MAX_HEADER_NBYTES
+from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.grpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
+from tensorferry.serve.grpc.messages import Status
 from tensorferry.serve.rest.protocol import Connection
-from tensorferry.serve.rpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
-from tensorferry.serve.rpc.messages import Status
 from tensorferry.serve.server import Server
 
 MIB = 2**20

@@ -12,7 +12,7 @@ import hpack
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, PingFrame, RstStreamFrame, SettingsFrame
 from tritonclient.grpc import service_pb2 as pb
 
-from tensorferry.serve.rpc.frames import (
+from tensorferry.serve.grpc.frames import (
     ACK,
     DATA,
     END_HEADERS,

@@ -13,6 +13,7 @@ _EXAMPLES = """examples:
   ferry serve models/ --host 0.0.0.0 --api-keys keys.txt     for other machines too, with keys
   ferry serve models/ --model-control-mode poll              load and unload as the folder changes
   ferry serve models/ --model-control-mode explicit --load-model resnet
+  ferry serve s3://bucket/models --model-control-mode poll   models of an object store, followed by etag
 """
 
 
@@ -25,7 +26,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
+    parser.add_argument(
+        "repository",
+        metavar="FOLDER",
+        help="a model repository: one folder per model; or its address, such as s3://bucket/models",
+    )
     _add_network(parser)
     _add_models(parser)
     _add_limits(parser)
@@ -99,6 +104,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="models to load at the same time (default %(default)s)",
     )
+    group.add_argument(
+        "--source-cache",
+        type=Path,
+        metavar="FOLDER",
+        help="where models of an address such as s3://bucket/models are kept (default: in the user's cache folder)",
+    )
+    group.add_argument("--source-size", default="64GiB", metavar="BYTES", help="how much of them to take (default %(default)s)")
     group.add_argument("--cache-size", metavar="BYTES", help='size of the response cache, such as "256MiB" (default: no cache)')
     group.add_argument(
         "--rate-limit-resource",
@@ -149,6 +161,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry.machine import memory_nbytes
+    from tensorferry.serve.sources.source import is_url
     from tensorferry.serve.start import start
 
     if options.no_http and options.no_grpc:
@@ -157,7 +170,9 @@ def _run(options: argparse.Namespace) -> int:
         raise BadOption("--load-model needs --model-control-mode explicit; every other mode loads all models")
     return start(
         ServeOptions(
-            repository=options.repository,
+            repository=options.repository if is_url(options.repository) else Path(options.repository),
+            source_cache=options.source_cache,
+            source_nbytes=parse_bytes(options.source_size),
             host=options.host,
             http_port=None if options.no_http else options.http_port,
             grpc_port=None if options.no_grpc else options.grpc_port,

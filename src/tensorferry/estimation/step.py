@@ -42,12 +42,12 @@ def capture_step(make_model: Callable[[], Any], step: TrainingStep, calls: list[
     precision = "fp32" if step.precision == "tf32" else step.precision
     if find_spec("torch") is None:
         return _capture_keras(_make_without_torch(make_model), make_model, inputs, step, precision)
-    from tensorferry.engines.torch.dry import DryModel, DryStep
+    from tensorferry.engines.torch.fake_model import FakeModel, StepOptions
 
-    dry = DryModel(make_model)
-    if framework_of(dry.model) == "keras":
-        return _capture_keras(dry.model, make_model, inputs, step, precision)
-    return dry.capture(DryStep(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
+    made = FakeModel(make_model)
+    if framework_of(made.model) == "keras":
+        return _capture_keras(made.model, make_model, inputs, step, precision)
+    return made.capture(StepOptions(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
 
 
 def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: TrainingStep, precision: str) -> Trace:
@@ -59,12 +59,12 @@ def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, st
             "TensorFlow or of torch only; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
         )
     from tensorferry.engines.policy import make_policy
-    from tensorferry.engines.tensorflow.dry import capture_dry
+    from tensorferry.engines.tensorflow.fake_model import capture_fake
 
     if precision != "fp32":
         with make_policy(precision):  # layers take their precision when they are made
             model = make_model()
-    return capture_dry(model, inputs, loss=step.loss, optimizer=step.optimizer)
+    return capture_fake(model, inputs, loss=step.loss, optimizer=step.optimizer)
 
 
 def _make_without_torch(make_model: Callable[[], Any]) -> Any:

@@ -16,8 +16,8 @@ from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.source import root_cause
+from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.runtimes.runtime import Runner, Signature
-from tensorferry.serve.tensors import Array
 
 JUDGES = ("auto", "top1", "nearest", "close")
 MAX_BATCH = 8

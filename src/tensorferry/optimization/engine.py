@@ -17,8 +17,8 @@ from tensorferry.optimization.saving import SavableModel, save_model
 from tensorferry.optimization.search import ASK_SHARE, search
 from tensorferry.optimization.sources.loading import LoadedSource, SourceOptions, load_source
 from tensorferry.optimization.sources.source import Source
-from tensorferry.serve.faults import InvalidRequest
-from tensorferry.serve.tensors import Array
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import Array
 
 PRECISIONS = ("auto", "fp32", "bf16", "int8")
 

@@ -20,10 +20,10 @@ from tensorferry.errors import BadModel
 from tensorferry.files import force, write_whole
 from tensorferry.machine import count_cores
 from tensorferry.optimization.candidates import Candidate
-from tensorferry.serve.config import CONFIG_NAME, read_config
-from tensorferry.serve.folder import list_versions
+from tensorferry.serve.core.config import CONFIG_NAME, read_config
+from tensorferry.serve.core.folder import list_versions
+from tensorferry.serve.core.spec import datatype_number
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
-from tensorferry.serve.spec import datatype_number
 
 LABELS_NAME = "labels.txt"
 _MIN_MAX_BATCH = 8

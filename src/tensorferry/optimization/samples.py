@@ -10,8 +10,8 @@ import numpy as np
 
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
+from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
-from tensorferry.serve.tensors import DTYPES, Array
 
 Arrays: TypeAlias = dict[str, Array]  # a batch by name; rows first
 

@@ -29,9 +29,9 @@ from tensorferry.optimization.repository import (
     write_versions,
 )
 from tensorferry.optimization.sources.source import Source
+from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
-from tensorferry.serve.tensors import DTYPES
 from tensorferry.train.config import find_versions
 
 _MAX_DIFFERENCE = 1e-3  # between two independent rows alone and together: kernels sum in other orders

@@ -88,7 +88,7 @@ def _environment() -> "Environment":
 
 
 def _read(name: str) -> str:
-    package, _, file = name.partition("/")
+    package, _, file = name.rpartition("/")
     return files("tensorferry").joinpath(package, "templates", file).read_text("utf-8")
 
 

@@ -1,5 +1,5 @@
 """The prediction server: a folder of models answers the Open Inference Protocol over REST and gRPC.
 
-One data plane (`dataplane.py`) knows what the server can do; `rest/` and `rpc/` only translate. A model is a folder; its
-runtime is loaded when the first model needs it.
+`core/` knows what the server can do and no protocol; `rest/` and `grpc/` only translate; `runtimes/` run a model's file, each
+loaded when the first model needs it; `page/` shows what goes on, to people and to Prometheus. `server.py` starts it all.
 """

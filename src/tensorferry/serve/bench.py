@@ -18,10 +18,12 @@ import numpy as np
 import orjson
 
 from tensorferry.errors import BadOption
-from tensorferry.serve.tensors import DTYPES, Array, encode_bytes, encode_json
+from tensorferry.serve.core.tensors import DTYPES, Array, encode_bytes, encode_json
+from tensorferry.units import format_seconds
 
 _WARM_SECONDS = 0.3
 _SCHEMES = ("http", "https", "grpc", "grpcs")
+TABLE_HEADER = f"{'concurrency':>11}  {'requests/s':>10}  {'p50':>9}  {'p95':>9}  {'p99':>9}  {'errors':>6}  {'client CPU':>10}"
 _MAX_NUM_CHARACTERS = 300  # of an answer that an error quotes
 
 
@@ -331,3 +333,13 @@ async def _loop_grpc(infer: Callable[[Any], Awaitable[Any]], request: bytes, tal
             tally.latencies.append(time.perf_counter() - sent_at)
         except error:
             tally.num_errors += 1
+
+
+def format_row(result: Measurement) -> str:
+    """One line under `TABLE_HEADER`."""
+    share = result.client_cpu_seconds / result.seconds
+    return (
+        f"{result.concurrency:>11}  {result.throughput:>10.1f}  {format_seconds(result.p50_seconds):>9}  "
+        f"{format_seconds(result.p95_seconds):>9}  {format_seconds(result.p99_seconds):>9}  "
+        f"{result.num_errors:>6}  {share:>10.0%}"
+    )

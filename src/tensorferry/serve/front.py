@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from tensorferry.serve.limits import BACKLOG, GRACE_SECONDS, HANDSHAKE_SECONDS
+from tensorferry.serve.core.limits import BACKLOG, GRACE_SECONDS, HANDSHAKE_SECONDS
 
 
 class Connection(Protocol):

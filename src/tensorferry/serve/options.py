@@ -11,7 +11,9 @@ CONTROL_MODES = ("none", "poll", "explicit")
 class ServeOptions:
     """One server. A port of 0 takes a free one, a port of None does not listen."""
 
-    repository: Path
+    repository: Path | str  # a folder, or the address of one such as s3://bucket/models
+    source_cache: Path | None = None  # where the models of an address are kept; None: in the user's cache folder
+    source_nbytes: int = 64 * 2**30  # how much of them
     host: str = "127.0.0.1"
     http_port: int | None = 8000
     grpc_port: int | None = 8001

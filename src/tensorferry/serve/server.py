@@ -15,29 +15,31 @@ from typing import Any
 import uvloop
 
 from tensorferry.errors import BadOption
-from tensorferry.serve.cache import ResponseCache
-from tensorferry.serve.dataplane import DataPlane
+from tensorferry.serve.core.cache import ResponseCache
+from tensorferry.serve.core.dataplane import DataPlane
+from tensorferry.serve.core.keys import ApiKeys
+from tensorferry.serve.core.limiter import Limiter
+from tensorferry.serve.core.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
+from tensorferry.serve.core.loading import Workshop
+from tensorferry.serve.core.logs import LOGGER, start_log
+from tensorferry.serve.core.memory import MemoryBudget
+from tensorferry.serve.core.repository import Repository
+from tensorferry.serve.core.settings import Settings
+from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.front import Front
-from tensorferry.serve.keys import ApiKeys
-from tensorferry.serve.limiter import Limiter
-from tensorferry.serve.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
-from tensorferry.serve.loading import Workshop
-from tensorferry.serve.logs import LOGGER, start_log
-from tensorferry.serve.memory import MemoryBudget
-from tensorferry.serve.metrics import CONTENT_TYPE, make_registry, write_metrics
+from tensorferry.serve.grpc import http2
+from tensorferry.serve.grpc.service import Service
 from tensorferry.serve.options import ServeOptions
-from tensorferry.serve.page import make_page, make_status
-from tensorferry.serve.repository import Repository
+from tensorferry.serve.page.metrics import CONTENT_TYPE, make_registry, write_metrics
+from tensorferry.serve.page.status import make_page, make_status
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
-from tensorferry.serve.rpc import http2
-from tensorferry.serve.rpc.service import Service
 from tensorferry.serve.runtimes.worker import kill_workers
-from tensorferry.serve.settings import Settings
-from tensorferry.serve.shared_memory import Regions
+from tensorferry.serve.sources import Mirror, SourceFailed, open_mirror
 
 _LOG = logging.getLogger(LOGGER)
 _GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
+_MAX_FETCHES = 5  # tries to get a source's models whole, before the server is ready without the rest
 _CLOSE_SECONDS = 1.0  # to give everything back, after the time to drain
 _SWITCH_SECONDS = 0.001  # how long a thread may keep the interpreter: a finished batch should not wait for 5 ms
 
@@ -88,13 +90,18 @@ class Server:
             limiter=Limiter(options.rate_limits),
             cache=ResponseCache(options.cache_nbytes) if options.cache_nbytes else None,
         )
-        workshop.cork.attach(asyncio.get_running_loop())
-        self.repository = Repository(options.repository, workshop, options.num_load_threads)
+        workshop.deferred.attach(asyncio.get_running_loop())
+        self.mirror: Mirror | None = None
+        root = options.repository
+        if isinstance(root, str):
+            self.mirror = open_mirror(root, options.source_cache, options.source_nbytes)
+            root = self.mirror.folder
+        self.repository = Repository(root, workshop, options.num_load_threads, self.mirror)
         self.plane = DataPlane(
             self.repository,
             self.settings,
             asyncio.get_running_loop(),
-            workshop.cork,
+            workshop.deferred,
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
             regions=Regions(options.shared_memory, options.max_memory_nbytes),
@@ -123,6 +130,8 @@ class Server:
         fronts = [front for front in (self.http, self.grpc) if front is not None]
         await asyncio.gather(*(front.stop(self.options.drain_seconds) for front in fronts))
         await asyncio.to_thread(self.repository.close)
+        if self.mirror is not None:
+            self.mirror.close()
         self.plane.regions.close()
 
     async def _start_http(self, port: int) -> None:
@@ -161,6 +170,7 @@ class Server:
     async def _load(self) -> None:
         options = self.options
         names = list(options.load_models or ()) if options.control_mode == "explicit" else None
+        await self._fetch(names)
         await asyncio.to_thread(self.repository.load_all, names)
         gc.collect()
         gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
@@ -169,8 +179,21 @@ class Server:
             await asyncio.sleep(options.poll_seconds)
             try:
                 await asyncio.to_thread(self.repository.poll)
+            except SourceFailed as fault:
+                _LOG.error("what is served stays as it was: %s", fault)
             except Exception:
                 _LOG.exception("the repository could not be polled")
+
+    async def _fetch(self, names: list[str] | None) -> None:
+        """Get the models of a source, with some patience where it does not give them whole."""
+        for _ in range(_MAX_FETCHES if self.mirror is not None else 0):
+            try:
+                await asyncio.to_thread(self.repository.refresh, names)
+                if self.mirror is None or self.mirror.is_complete(names):
+                    return
+            except SourceFailed as fault:
+                _LOG.error("models cannot be fetched: %s", fault)
+            await asyncio.sleep(self.options.poll_seconds)
 
 
 def _end_now() -> None:

@@ -16,8 +16,7 @@ def start(options: ServeOptions) -> int:
 def bench(options: BenchOptions) -> int:
     """Measure a server and print a line for every concurrency; the exit code is 1 where a request failed."""
     try:
-        from tensorferry.serve.bench import Measurement, Target, measure
-        from tensorferry.serve.bench_table import HEADER, format_row
+        from tensorferry.serve.bench import TABLE_HEADER, Measurement, Target, format_row, measure
     except ModuleNotFoundError as error:
         raise missing_extra("ferry bench-serve", error.name, "serve") from error
     target = Target(
@@ -34,7 +33,7 @@ def bench(options: BenchOptions) -> int:
 
     def show(result: Measurement) -> None:
         if not results:  # not before there is a row, so that an error stands alone
-            print(HEADER)
+            print(TABLE_HEADER)
         results.append(result)
         print(format_row(result), flush=True)
 

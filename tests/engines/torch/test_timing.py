@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from tensorferry.engines.torch.calls import Call, Like, RealCalls, note_call
-from tensorferry.engines.torch.dry import DryModel, DryStep
+from tensorferry.engines.torch.fake_model import FakeModel, StepOptions
 from tensorferry.engines.torch.timing import Job, _pack, time_calls, time_job
 from tensorferry.machine.timed_ops import Sample
 
@@ -42,8 +42,8 @@ class _Deadly:
 
 def _note_step() -> list[Call | None]:
     calls: list[Call | None] = []
-    step = DryStep((((4, 16), "int64"),), loss="cross_entropy", optimizer="adamw", kernels="cpu")
-    trace = DryModel(Net).capture(step, calls)
+    step = StepOptions((((4, 16), "int64"),), loss="cross_entropy", optimizer="adamw", kernels="cpu")
+    trace = FakeModel(Net).capture(step, calls)
     assert len(calls) == len(trace.ops)
     return [call for call, op in zip(calls, trace.ops, strict=True) if op.outputs]
 

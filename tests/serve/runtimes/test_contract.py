@@ -12,7 +12,7 @@ from models import sample, save_graph, tensor
 from onnx import TensorProto, helper
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.worker import WorkerRuntime
@@ -190,7 +190,7 @@ def test_torchscript_needs_trust_and_a_configuration(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_fails_its_request_and_is_started_again(tmp_path: Path) -> None:
-    from tensorferry.serve.faults import ModelFault
+    from tensorferry.serve.core.faults import ModelFault
 
     runner = WorkerRuntime("onnxruntime", LoadOptions(save_onnx(tmp_path))).new_runner()
     first = runner.process.pid

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runner
 from tensorferry.serve.runtimes.table import load_runtime
 

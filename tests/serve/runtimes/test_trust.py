@@ -17,8 +17,8 @@ from running import RunningServer
 from tritonclient.utils import InferenceServerException
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.config import parse_config, read_config
-from tensorferry.serve.loading import Workshop, load_model
+from tensorferry.serve.core.config import parse_config, read_config
+from tensorferry.serve.core.loading import Workshop, load_model
 from tensorferry.serve.runtimes.runtime import LoadOptions
 from tensorferry.serve.runtimes.table import load_runtime
 

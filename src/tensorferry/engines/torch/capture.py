@@ -1,7 +1,7 @@
 """`capture`: the trace of one step, from running it or without running it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -9,13 +9,13 @@ import torch
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.core.copies import CopyIn, CopyOut, Instant
 from tensorferry.engines.resident import Heap, ResidentMeter
-from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, tensor_tables, tree_map_only
+from tensorferry.engines.torch.compat import FakeTensorMode
 from tensorferry.engines.torch.device import Device, device_of
-from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
-from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep
-from tensorferry.engines.torch.standing import find_standing, persistent_blocks
+from tensorferry.engines.torch.fake_copy import fake_tensors_in
+from tensorferry.engines.torch.fake_step import follow
+from tensorferry.engines.torch.record import LayerNames, Recorder, RecordingStep, run_recorded
+from tensorferry.engines.torch.standing import find_standing
 from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.engines.torch.twin import choose_form
 from tensorferry.errors import NotTraceable
 from tensorferry.machine import Machine, time_trace
 from tensorferry.messages import kind_and_first_line
@@ -51,85 +51,24 @@ def capture(
         stack.enter_context(names.watching())
         step = RecordingStep(store, Recorder(model, clones, names))
         run_recorded(step_fn, step, store, model)
-        add_states(step.recorder, optimizer, min_nbytes)
+        if optimizer is not None:
+            step.recorder.add_states(optimizer, min_nbytes)
         return step.recorder.trace(measured=True, device=device.type)
 
 
 def _capture_fake(
     step_fn: Callable[[], Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, machine: Machine, min_nbytes: int
 ) -> Trace:
-    device = device_of(model)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with unchanged_randomness(device), fake_parameters(model, optimizer, mode), mode:
-            fake_device = FakeDevice(mode, device)
-            store = SavedTensors(fake_device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
-            names = LayerNames(model)
-            with names.watching():
-                step = FakeStep(store, Recorder(model, fake_device, names))
-                run_recorded(step_fn, step, store, model)
-                add_states(step.recorder, optimizer, min_nbytes)
-                trace = step.trace()
+        with fake_tensors_in(model, optimizer, mode):
+            trace = follow(step_fn, model, mode, device_of(model), [optimizer] if optimizer else [], min_nbytes=min_nbytes)
     except Exception as error:  # whatever a user's step can raise
         raise NotTraceable(
             f"the step cannot be followed without running it: {kind_and_first_line(error)}. Capture it with fake=False."
         ) from error
     # of a machine that only its memory is known of, no op can be timed
     return time_trace(trace, machine) if machine.memory_nbytes_per_second else trace
-
-
-def run_recorded(step_fn: Callable[[], Any], step: RecordingStep | FakeStep, store: SavedTensors, model: torch.nn.Module) -> None:
-    """Run a step while it is recorded."""
-
-    def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
-
-    store.begin_step(persistent_blocks(model))
-    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), OpMode(run_op):
-        step_fn()
-
-
-def add_states(recorder: Recorder, optimizer: torch.optim.Optimizer | None, min_nbytes: int) -> None:
-    """Tell a recorder which storages are the optimizer's state."""
-    for values in optimizer.state.values() if optimizer is not None else ():
-        for key, value in values.items():
-            if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= min_nbytes:
-                recorder.add_state(value.untyped_storage(), f"optimizer {key}")
-
-
-@contextmanager
-def fake_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, mode: FakeTensorMode) -> Iterator[None]:
-    """While inside, the model's and the optimizer's tensors are fake; afterwards the real ones are back, untouched."""
-    fakes: dict[torch.Tensor, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor not in fakes and tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter):
-            value = tensor.item()
-            with mode:  # a number that the optimizer reads, such as its step: made here, its value stays known
-                fakes[tensor] = torch.tensor(value, dtype=tensor.dtype)
-        elif tensor not in fakes:
-            made: torch.Tensor = mode.from_tensor(tensor.detach())
-            fakes[tensor] = torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
-        return fakes[tensor]
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            for held in tensor_tables(module):
-                for name, tensor in list(held.items()):
-                    if tensor is not None:
-                        stack.callback(held.__setitem__, name, tensor)
-                        held[name] = fake(tensor)
-        if optimizer is not None:
-            stack.callback(setattr, optimizer, "state", optimizer.state)
-            state = type(optimizer.state)(dict)
-            for parameter, values in optimizer.state.items():
-                state[fake(parameter)] = tree_map_only(torch.Tensor, fake, dict(values))
-            optimizer.state = state
-            for group in optimizer.param_groups:
-                stack.callback(group.update, dict(group))
-                group.update(choose_form(group))
-                group["params"] = [fake(parameter) for parameter in group["params"]]
-        yield
 
 
 class CloneDevice(Device):

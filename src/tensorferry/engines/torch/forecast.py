@@ -1,9 +1,10 @@
 """What a training step of a model will need, before the step runs.
 
-The model's fake twin (`twin.py`) is called with fake copies of the real inputs and differentiated, and a fake copy of each of its
-optimizers steps; nothing of the real ones is touched. The user's loss is not known here, so this finds the floor of model and
-optimizer. Optimizers are looked for among the objects that are alive. Where they cannot be followed (a step that wants a closure,
-two for the same parameter, gradients that a hook takes in the middle of backward, sharded parameters) they are left out.
+A copy of the model with fake tensors (`fake_copy.py`) is called with fake copies of the real inputs and differentiated, and a
+fake copy of each of its optimizers steps; nothing of the real ones is touched. The user's loss is not known here, so this finds
+the floor of model and optimizer. Optimizers are looked for among the objects that are alive. Where they cannot be followed (a
+step that wants a closure, two for the same parameter, gradients that a hook takes in the middle of backward, sharded parameters)
+they are left out.
 """
 
 from collections import Counter
@@ -15,13 +16,10 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.capture import add_states, run_recorded
-from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, takes_gradients_early, tree_leaves, tree_map_only
+from tensorferry.engines.torch.compat import FakeTensorMode, takes_gradients_early, tree_leaves, tree_map_only
 from tensorferry.engines.torch.device import device_of
-from tensorferry.engines.torch.fake import FakeDevice, FakeStep, unchanged_randomness
-from tensorferry.engines.torch.record import LayerNames, Recorder
-from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.engines.torch.twin import Twin, copy_optimizer, open_twin, run_step
+from tensorferry.engines.torch.fake_copy import FakeCopy, copy_optimizer, open_copy, run_step
+from tensorferry.engines.torch.fake_step import follow
 from tensorferry.errors import NotTraceable
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
@@ -52,8 +50,7 @@ def forecast(
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
     try:
-        device = device_of(model)
-        with unchanged_randomness(device), _uncached_casts():
+        with _uncached_casts():
             if _can_follow(optimizers):
                 try:
                     return Forecast(_follow(model, args, kwargs, optimizers, min_nbytes), optimizers)
@@ -82,34 +79,32 @@ def _follow(
     min_nbytes: int,
 ) -> Trace:
     """`optimizers`: None for no update at all."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    device = FakeDevice(mode, device_of(model))
-    with open_twin(model, mode) as twin:
+    mode, device = FakeTensorMode(allow_non_fake_inputs=True), device_of(model)
+    with open_copy(model, mode) as copied:
         fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
-        copies = _copy_optimizers(optimizers or (), twin, mode)
+        copies = _copy_optimizers(optimizers or (), copied, mode)
         steps: list[Callable[[], None]] = [partial(run_step, optimizer) for optimizer in copies]
-        updates = [] if optimizers is None else [*twin.updates, *steps]
-        store = SavedTensors(device, min_nbytes=min_nbytes, watchdog_seconds=1.0, tier="", tensor_type=FakeTensor)
-        names = LayerNames(twin.layers)
-        with mode, names.watching():
-            step = FakeStep(store, Recorder(twin.held, device, names))
-            run_recorded(lambda: _train(twin, fake_args, fake_kwargs, updates, device.type), step, store, twin.held)
-            for optimizer in copies:
-                add_states(step.recorder, optimizer, min_nbytes)
-        return step.trace(first=True)
+        updates = [] if optimizers is None else [*copied.updates, *steps]
+
+        def train() -> None:
+            _train(copied, fake_args, fake_kwargs, updates, device.type)
+
+        return follow(train, copied.held, mode, device, copies, min_nbytes=min_nbytes, layers=copied.layers, first=True)
 
 
 def _copy_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], twin: Twin, mode: FakeTensorMode
+    optimizers: Sequence[torch.optim.Optimizer], copied: FakeCopy, mode: FakeTensorMode
 ) -> list[torch.optim.Optimizer]:
     try:
-        return [copy_optimizer(optimizer, twin, mode) for optimizer in optimizers]
+        return [copy_optimizer(optimizer, copied, mode) for optimizer in optimizers]
     except Exception as error:  # whatever an optimizer of the user's can hold
         raise _NoUpdate from error
 
 
-def _train(twin: Twin, args: tuple[Any, ...], kwargs: dict[str, Any], updates: Sequence[Callable[[], None]], device: str) -> None:
-    output = twin.call(*args, **kwargs)
+def _train(
+    copied: FakeCopy, args: tuple[Any, ...], kwargs: dict[str, Any], updates: Sequence[Callable[[], None]], device: str
+) -> None:
+    output = copied.call(*args, **kwargs)
     with torch.autocast(device, enabled=False):  # it is for forward passes
         losses = [t.sum() for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         del output
@@ -119,7 +114,7 @@ def _train(twin: Twin, args: tuple[Any, ...], kwargs: dict[str, Any], updates: S
                 update()
             except Exception as error:  # whatever an optimizer of the user's can raise
                 raise _NoUpdate from error
-    for parameter in twin.held.parameters():
+    for parameter in copied.held.parameters():
         parameter.grad = None
 
 

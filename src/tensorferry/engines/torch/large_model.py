@@ -95,7 +95,7 @@ class LargeModel:
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
         if is_keras(model):
-            import_module("tensorferry.engines.torch.keras_twin")  # a Keras that cannot be followed is refused here
+            import_module("tensorferry.engines.torch.keras_fake_copy")  # a Keras that cannot be followed is refused here
         self._model = model
         self._budget_nbytes = None if budget == "auto" else parse_bytes(budget)
         self._tier_text = tier

@@ -24,6 +24,7 @@ from tensorferry.engines.torch.compat import (
 )
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
+from tensorferry.engines.torch.standing import persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
@@ -149,6 +150,13 @@ class Recorder:
         self.rows[row].label = label
         self._state_rows.add(row)
         return row
+
+    def add_states(self, optimizer: torch.optim.Optimizer, min_nbytes: int) -> None:
+        """All storages of that size that are an optimizer's state."""
+        for values in optimizer.state.values():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= min_nbytes:
+                    self.add_state(value.untyped_storage(), f"optimizer {key}")
 
     def saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         """Autograd saved a storage; it may be let go from now on."""
@@ -455,3 +463,14 @@ class RecordingStep:
         """Backward reads a tensor: its storage is swapped in."""
         with self.store.lock, self.store.at_work():
             return self.recorder.load(self.store, handle)
+
+
+def run_recorded(train: Callable[[], object], step: Any, store: SavedTensors, model: torch.nn.Module) -> None:
+    """Call `train`, a whole step of `model`, while `step` records it."""
+
+    def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
+
+    store.begin_step(persistent_blocks(model))
+    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), OpMode(run_op):
+        train()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorferry.engines.torch.twin import optimizer_variables
+from tensorferry.engines.torch.fake_copy import optimizer_variables
 
 Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.optimization.sources.source import Route, Source
+from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
-from tensorferry.serve.tensors import DTYPES
 
 _DECORATION = re.compile(r"^serving_default_|:\d+$")  # what TensorFlow puts around a tensor's name
 _ONE_FILE_NBYTES = 2**31 - 2**20  # a protobuf message cannot be larger; weights beyond go beside it

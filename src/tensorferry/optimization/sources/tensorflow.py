@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tensorferry.optimization.sources.onnx import convert, rename_tensors
 from tensorferry.optimization.sources.source import Route, Source
+from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.saved_model import load_saved_model
 from tensorferry.serve.runtimes.table import load_runtime
-from tensorferry.serve.tensors import DTYPES
 
 _OPSET = 18  # the newest that tf2onnx writes
 

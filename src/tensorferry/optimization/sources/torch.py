@@ -21,11 +21,11 @@ from tensorferry.errors import BadModel
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.onnx import convert, save_openvino
 from tensorferry.optimization.sources.source import Route, Source, quiet_exporters, root_cause
+from tensorferry.serve.core.tensors import DATATYPES
 from tensorferry.serve.runtimes.exported_program import load_program, vet_program
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.serve.runtimes.torch import TorchRuntime
-from tensorferry.serve.tensors import DATATYPES
 
 _CPU = torch.device("cpu")
 

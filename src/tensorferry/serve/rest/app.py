@@ -11,10 +11,10 @@ from urllib.parse import unquote
 import orjson
 
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.compression import Unpacker, compress
-from tensorferry.serve.dataplane import DataPlane
-from tensorferry.serve.describe import describe_config, describe_model, describe_statistics
-from tensorferry.serve.faults import (
+from tensorferry.serve.core.compression import Unpacker, compress
+from tensorferry.serve.core.dataplane import DataPlane
+from tensorferry.serve.core.describe import describe_config, describe_model, describe_statistics
+from tensorferry.serve.core.faults import (
     Conflict,
     Denied,
     Forbidden,
@@ -26,11 +26,12 @@ from tensorferry.serve.faults import (
     Unavailable,
     Unsupported,
 )
-from tensorferry.serve.keys import ApiKeys
-from tensorferry.serve.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
-from tensorferry.serve.logs import log_request
-from tensorferry.serve.memory import Charge
-from tensorferry.serve.requests import InferRequest, InferResponse
+from tensorferry.serve.core.keys import ApiKeys
+from tensorferry.serve.core.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
+from tensorferry.serve.core.logs import log_request
+from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.requests import InferRequest, InferResponse
+from tensorferry.serve.core.tracing import read_trace
 from tensorferry.serve.rest.infer import (
     OutputForms,
     is_quick_to_read,
@@ -42,7 +43,6 @@ from tensorferry.serve.rest.infer import (
 )
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest, Written
 from tensorferry.serve.rest.same_origin import check_control, check_origin
-from tensorferry.serve.tracing import read_trace
 
 _LOG = logging.getLogger("tensorferry.serve")
 _JSON = b"content-type: application/json\r\n"

@@ -9,13 +9,21 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tensorferry.serve.faults import InvalidRequest, TooLarge
-from tensorferry.serve.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_JSON_VALUES
-from tensorferry.serve.memory import Charge
-from tensorferry.serve.requests import InferRequest, InferResponse, OutputTensor, RegionSlice, Urgency, WantedOutput
-from tensorferry.serve.shared_memory import Regions
-from tensorferry.serve.spec import ModelSpec
-from tensorferry.serve.tensors import (
+from tensorferry.serve.core.faults import InvalidRequest, TooLarge
+from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_JSON_VALUES
+from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.requests import (
+    InferRequest,
+    InferResponse,
+    OutputTensor,
+    RegionSlice,
+    RequestOptions,
+    WantedOutput,
+    read_options,
+)
+from tensorferry.serve.core.shared_memory import Regions
+from tensorferry.serve.core.spec import ModelSpec
+from tensorferry.serve.core.tensors import (
     DTYPES,
     Array,
     check_datatype,
@@ -83,7 +91,7 @@ class Layout:
     wanted: tuple[WantedOutput, ...]
     forms: OutputForms
     id: str
-    urgency: Urgency
+    options: RequestOptions
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def read_request(
         charge.add(-nbytes)
     if layout.nbytes != len(rest):
         raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
-    return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.urgency, charge), layout.forms
+    return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.options, charge), layout.forms
 
 
 def _check_json(text: bytes) -> int:
@@ -238,7 +246,7 @@ def _read_layout(head: bytes) -> Layout:
         wanted=wanted,
         forms=forms,
         id=request_id,
-        urgency=Urgency(_read_count(parameters, "priority"), _read_count(parameters, "timeout")),
+        options=read_options(parameters, request_id),
     )
 
 

@@ -4,7 +4,7 @@ Browsers say where a request comes from (`Origin`, `Sec-Fetch-Site`); other clie
 asking first, but not as JSON.
 """
 
-from tensorferry.serve.faults import Forbidden, InvalidRequest
+from tensorferry.serve.core.faults import Forbidden, InvalidRequest
 from tensorferry.serve.rest.protocol import HttpRequest
 
 _BROWSERS_OWN = frozenset(("same-origin", "none"))  # from a page of this server, or typed by the user

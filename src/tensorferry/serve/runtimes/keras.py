@@ -10,10 +10,10 @@ import keras
 import numpy as np
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.keras_archive import vet_keras
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
-from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
     "bool": "BOOL",

@@ -7,9 +7,9 @@ import numpy as np
 import onnxruntime as ort
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
-from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
     "tensor(bool)": "BOOL",

@@ -8,10 +8,10 @@ import numpy as np
 import openvino as ov
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
-from tensorferry.serve.tensors import DTYPES, Array
 from tensorferry.units import format_bytes
 
 _MAX_TEXT_NBYTES = 64 * 2**20

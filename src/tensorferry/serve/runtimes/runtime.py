@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tensorferry.serve.tensors import Array
+from tensorferry.serve.core.tensors import Array
 
 # terminal colours, and the places in its sources that OpenVINO names before it comes to the point
 _NOISE = re.compile(r"\x1b\[[0-9;]*m|^\s*(Check '|Exception from ).*$")

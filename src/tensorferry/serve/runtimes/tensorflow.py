@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import DATATYPES, Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 from tensorferry.serve.runtimes.saved_model import load_saved_model
-from tensorferry.serve.tensors import DATATYPES, Array
 
 
 def load(options: LoadOptions) -> "TensorflowRuntime":

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest, ModelFault
+from tensorferry.serve.core.faults import InvalidRequest, ModelFault
+from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.exported_program import load_program
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
-from tensorferry.serve.tensors import DTYPES, Array
 
 _DATATYPES = {
     torch.bool: "BOOL",

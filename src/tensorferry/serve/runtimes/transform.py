@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.tensors import DATATYPES, Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
-from tensorferry.serve.tensors import DATATYPES, Array
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _MAX_PIXELS = 2**26  # of one image; a few bytes can claim to hold far more

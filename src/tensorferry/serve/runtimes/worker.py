@@ -15,10 +15,10 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.faults import ModelFault
+from tensorferry.serve.core.faults import ModelFault
+from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
-from tensorferry.serve.tensors import Array
 
 _STOP = None  # the message that ends a worker
 

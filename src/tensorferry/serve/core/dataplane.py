@@ -1,0 +1,319 @@
+"""What the server can do, whatever protocol asks. REST and gRPC only translate to and from it.
+
+`submit` is the way of every inference: it raises what is wrong with a request at once, and tells what became of it to a callback
+on the event loop. The rest is metadata.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tensorferry import __version__
+from tensorferry.serve.core.classify import classify
+from tensorferry.serve.core.deferred import DeferredCalls
+from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.limits import INLINE_NBYTES
+from tensorferry.serve.core.logs import LOGGER
+from tensorferry.serve.core.model import Model, Outputs, Ticket
+from tensorferry.serve.core.repository import Repository, VersionState
+from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
+from tensorferry.serve.core.scheduler import Closed
+from tensorferry.serve.core.settings import Settings
+from tensorferry.serve.core.shared_memory import Regions
+from tensorferry.serve.core.tensors import DATATYPES, Array, encode_bytes, held_nbytes
+from tensorferry.serve.sources import SourceFailed
+
+Answer = Callable[[InferResponse | RequestFault], object]
+NAME = "tensorferry"
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
+_LOG = logging.getLogger(LOGGER)
+_MAX_TRIES = 3  # a model may be swapped between looking it up and queueing
+
+
+class Mailbox:
+    """Calls from any thread, carried to the event loop of the thread that makes it; many that come at once wake it once.
+
+    What the loop's own thread has found at the end of a turn is told at once; what comes of telling it waits its turn.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deferred: DeferredCalls) -> None:
+        self.loop = loop
+        self.deferred = deferred
+        self.waiting: deque[tuple[Callable[[Any], object], Any]] = deque()
+        self.lock = threading.Lock()
+        self.thread_id = threading.get_ident()
+        self.is_called = False
+        self.is_telling = False
+
+    def post(self, call: Callable[[Any], object], value: Any) -> None:
+        """Have `call(value)` made on the loop."""
+        if self.deferred.is_flushing and not self.is_telling and threading.get_ident() == self.thread_id:
+            self.is_telling = True
+            _tell(call, value)
+            self.is_telling = False
+            return
+        with self.lock:
+            self.waiting.append((call, value))
+            if self.is_called:
+                return
+            self.is_called = True
+        if threading.get_ident() == self.thread_id:
+            self.loop.call_soon(self._empty)
+        else:
+            self.loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        with self.lock:
+            calls, self.waiting = self.waiting, deque()
+            self.is_called = False
+        for call, value in calls:
+            _tell(call, value)
+
+
+def _tell(call: Callable[[Any], object], value: Any) -> None:
+    try:
+        call(value)
+    except Exception:  # whoever comes next must hear theirs all the same
+        _LOG.exception("an answer could not be told")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Who answers."""
+
+    name: str = NAME
+    version: str = __version__
+    extensions: tuple[str, ...] = EXTENSIONS
+
+
+class DataPlane:
+    """One server's models, regions and settings. Its methods are called on the event loop, except where they say so."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        settings: Settings,
+        loop: asyncio.AbstractEventLoop,
+        deferred: DeferredCalls,
+        *,
+        allows_control: bool,
+        max_under_way: int = 0,
+        regions: Regions | None = None,
+    ) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.allows_control = allows_control
+        self.max_under_way = max_under_way
+        self.regions = regions or Regions()
+        self.mailbox = Mailbox(loop, deferred)
+        self.num_under_way = 0
+        self.is_draining = False
+        has_regions = self.regions.prefix is not None
+        extensions = EXTENSIONS if has_regions else tuple(name for name in EXTENSIONS if name != "system_shared_memory")
+        self.metadata = ServerMetadata(extensions=extensions)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model has been tried once and no shutdown has begun."""
+        return self.repository.has_started and not self.is_draining
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether the model would take a request now."""
+        try:
+            return not self.is_draining and self.find(name, version).is_ready
+        except RequestFault:
+            return False
+
+    def find(self, name: str, version: str) -> Model:
+        """The loaded model; raises NotFound or Unavailable."""
+        return self.repository.find(name, version)
+
+    def find_for_statistics(self, name: str, version: str) -> list[Model]:
+        """The loaded models that statistics are asked of: one version, all of a name, or all."""
+        if not name:
+            return self.repository.models()
+        found = [self.find(name, version)]
+        return found if version else [model for model in self.repository.models() if model.name == name]
+
+    def index(self, ready_only: bool) -> list[VersionState]:
+        """The repository's index."""
+        return self.repository.index(ready_only)
+
+    async def load(self, name: str, config: str, files: dict[str, bytes]) -> None:
+        """Load or reload a model in the background; what serves goes on serving."""
+        self._check_control()
+        await asyncio.to_thread(self._load, name, config, files)
+
+    async def unload(self, name: str, with_parts: bool) -> None:
+        """Take a model out of service."""
+        self._check_control()
+        await asyncio.to_thread(self.repository.unload, name, with_parts)
+
+    def submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> Ticket:
+        """Start an inference; `answer` is called on the event loop, once, unless the ticket is cancelled.
+
+        It is called after this has returned; or before, where the caller lets that be: `at_once`.
+        """
+        if self.max_under_way and self.num_under_way >= self.max_under_way:
+            raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
+        if request.charge is not None:
+            request.charge.add(held_nbytes(request.inputs.values()))
+        for _ in range(_MAX_TRIES):
+            model = self.find(request.model_name, request.model_version)
+            wanted = check_wanted(model, request.wanted)
+            journey = Journey(self, model, request, wanted, answer)
+            if at_once and (outcome := model.run_alone(request.inputs)) is not None:
+                self.num_under_way += 1
+                journey.finish(outcome)
+                return journey
+            try:
+                journey.ticket = model.submit(request.inputs, request.options, journey.arrive)
+            except Closed:
+                continue
+            self.num_under_way += 1
+            return journey
+        raise Unavailable(f"model '{request.model_name}' was swapped {_MAX_TRIES} times while a request came")
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        """The same for coroutines; cancelling the coroutine cancels the request."""
+        future: asyncio.Future[InferResponse | RequestFault] = asyncio.get_running_loop().create_future()
+        ticket = self.submit(request, lambda outcome: None if future.done() else future.set_result(outcome))
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+        if isinstance(outcome, RequestFault):
+            raise outcome
+        return outcome
+
+    def _load(self, name: str, config: str, files: dict[str, bytes]) -> None:
+        try:
+            if not files:
+                self.repository.refresh([name])
+        except SourceFailed as fault:  # its text would tell clients where the models are
+            _LOG.error("model '%s' cannot be loaded: %s", name, fault)
+            raise Unavailable("the source of the models cannot be read now; the server's log says why") from None
+        self.repository.load(name, config, files)
+
+    def _check_control(self) -> None:
+        if not self.allows_control:
+            raise Unavailable("explicit model load / unload is not allowed; start with --model-control-mode explicit")
+
+
+class Journey:
+    """One request from the data plane through a model and back."""
+
+    __slots__ = ("answer", "is_over", "model", "plane", "request", "ticket", "wanted")
+
+    def __init__(
+        self, plane: DataPlane, model: Model, request: InferRequest, wanted: tuple[WantedOutput, ...], answer: Answer
+    ) -> None:
+        self.plane = plane
+        self.model = model
+        self.request = request
+        self.wanted = wanted
+        self.answer = answer
+        self.ticket: Ticket | None = None
+        self.is_over = False
+
+    def arrive(self, outcome: Outputs | RequestFault) -> None:
+        """Called by the model, from any thread."""
+        self.plane.mailbox.post(self.finish, outcome)
+
+    def finish(self, outcome: Outputs | RequestFault) -> None:
+        """Make the answer, on the loop."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.ticket = None
+        self.plane.num_under_way -= 1
+        if isinstance(outcome, RequestFault):
+            self.answer(outcome)
+            return
+        charge = self.request.charge
+        try:
+            if charge is not None:
+                self.request.inputs = {}  # the answer may wait for long, and needs them no more
+                charge.replace(held_nbytes(outcome.values()))
+            if self.wanted and self._is_slow(outcome):
+                self._respond_later(outcome)
+                return
+            response = self._respond(outcome)
+        except Exception as error:
+            self.answer(as_fault(error))
+            return
+        self.answer(response)
+
+    def _is_slow(self, outcome: Outputs) -> bool:
+        is_more = any(want.num_classes or want.target is not None for want in self.wanted)
+        return is_more and sum(array.size for array in outcome.values()) > INLINE_NBYTES
+
+    def _respond_later(self, outcome: Outputs) -> None:
+        """Sorting many values into classes, or writing them to shared memory, takes too long for the loop."""
+
+        def make() -> None:
+            try:
+                made: InferResponse | RequestFault = self._respond(outcome)
+            except Exception as error:
+                made = as_fault(error)
+            self.plane.mailbox.post(self.answer, made)
+
+        asyncio.get_running_loop().run_in_executor(None, make)
+
+    def cancel(self) -> None:
+        """The client went away."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self.plane.num_under_way -= 1
+        if self.ticket is not None:
+            self.ticket.cancel()
+            self.ticket = None
+
+    def _respond(self, outputs: Outputs) -> InferResponse:
+        model = self.model
+        if self.wanted:
+            tensors = [self._make(want, outputs[want.name]) for want in self.wanted]
+        else:
+            tensors = [OutputTensor(spec.name, spec.datatype, outputs[spec.name]) for spec in model.spec.outputs]
+        return InferResponse(model.name, str(model.version), self.request.id, tensors)
+
+    def _make(self, want: WantedOutput, array: Array) -> OutputTensor:
+        if want.num_classes:
+            spec = next(spec for spec in self.model.spec.outputs if spec.name == want.name)
+            array = classify(spec, array, want.num_classes, self.model.spec.is_batched)
+        if want.target is None:
+            return OutputTensor(want.name, DATATYPES[array.dtype], array)
+        data = encode_bytes(array)
+        self.plane.regions.write(want.target, data)
+        return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
+
+
+def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
+    """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
+    for want in wanted:
+        if want.name not in model.spec.output_names:
+            known = ", ".join(map(repr, model.spec.output_names))
+            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
+    if len({want.name for want in wanted}) < len(wanted):
+        raise InvalidRequest("an output is asked for twice")
+    return wanted

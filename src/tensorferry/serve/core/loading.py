@@ -1,0 +1,185 @@
+"""From a version's folder to a loaded model: configuration, runtime, instances, warm-up."""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2
+
+from tensorferry.errors import BadModel, FerryError
+from tensorferry.serve.core.cache import ResponseCache
+from tensorferry.serve.core.config import complete_config
+from tensorferry.serve.core.deferred import DeferredCalls
+from tensorferry.serve.core.faults import RequestFault
+from tensorferry.serve.core.limiter import Limiter, read_needs
+from tensorferry.serve.core.model import RuntimeModel
+from tensorferry.serve.core.probe import has_independent_rows
+from tensorferry.serve.core.queueing import read_policy
+from tensorferry.serve.core.scheduler import Instance, Scheduler
+from tensorferry.serve.core.spec import ModelSpec, datatype_name, make_spec
+from tensorferry.serve.core.stats import Stats
+from tensorferry.serve.core.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
+from tensorferry.serve.runtimes.runtime import LoadOptions, Runner, Runtime
+from tensorferry.serve.runtimes.table import BACKENDS, find_backend, load_runtime
+from tensorferry.serve.runtimes.worker import WorkerRuntime
+
+_LOG = logging.getLogger("tensorferry.serve")
+_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+_MAX_INSTANCES = 64  # each is a thread, and a copy of what a runtime needs to run
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What all models of a server share while they load and run."""
+
+    trust: bool = False
+    default_max_batch_size: int = 8
+    default_max_queue: int = 0
+    limiter: Limiter = field(default_factory=Limiter)
+    deferred: DeferredCalls = field(default_factory=DeferredCalls)
+    cache: ResponseCache | None = None
+
+
+def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> RuntimeModel:
+    """The model in `folder / version`, warmed up; raises BadModel or MissingExtra."""
+    version_folder = folder / str(version)
+    backend, path = find_backend(config, version_folder)
+    groups = list(config.instance_group) or [model_config_pb2.ModelInstanceGroup(count=1)]
+    options = _make_options(workshop, config, path, groups)
+    runtime = _open_runtime(backend, options)
+    runners: list[Runner] = []
+    spare: Runner | None = None
+    try:
+        complete = complete_config(config, backend, runtime.signature, workshop.default_max_batch_size)
+        instances = _make_instances(workshop, runtime, groups, config.name, runners)
+        if complete.max_batch_size and not config.max_batch_size:
+            complete = _prove_batching(complete, config, backend, runtime, runners[0])
+        spec = make_spec(complete, folder)
+        for runner in runners:
+            _warm_up(complete, spec, runner, folder)
+        policy = read_policy(complete, workshop.default_max_queue)
+        # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
+        if spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances):
+            spare = runtime.new_runner()
+            runners.append(spare)
+        scheduler = Scheduler(
+            spec,
+            policy,
+            instances,
+            Stats(),
+            limiter=workshop.limiter,
+            deferred=workshop.deferred,
+            name=f"{config.name}/{version}",
+            spare=spare,
+        )
+    except Exception:
+        for runner in runners:
+            runner.close()
+        runtime.close()
+        raise
+    return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
+
+
+def _make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]) -> LoadOptions:
+    num_instances = sum(_count(group) for group in groups)
+    if num_instances > _MAX_INSTANCES:
+        raise BadModel(f"model '{config.name}' asks for {num_instances:,} instances; at most {_MAX_INSTANCES} are made")
+    devices = {(group.kind == _GPU, next(iter(group.gpus), 0)) for group in groups}
+    if len(devices) > 1:
+        raise BadModel(f"the instance groups of model '{config.name}' are on different devices; put them on one")
+    on_gpu, device_id = devices.pop()
+    return LoadOptions(
+        path=path,
+        num_threads=max(1, len(os.sched_getaffinity(0)) // num_instances),
+        device="gpu" if on_gpu else "cpu",
+        device_id=device_id,
+        trust=workshop.trust,
+        parameters=_read_parameters(config),
+        input_names=tuple(tensor.name for tensor in config.input),
+        output_names=tuple(tensor.name for tensor in config.output),
+    )
+
+
+def _read_parameters(config: Any) -> dict[str, str]:
+    accelerators = [each.name for each in config.optimization.execution_accelerators.gpu_execution_accelerator]
+    found = {key: value.string_value for key, value in config.parameters.items()}
+    return found | ({"gpu_execution_accelerator": accelerators[0]} if accelerators else {})
+
+
+def _open_runtime(backend: str, options: LoadOptions) -> Runtime:
+    isolation = options.parameters.get("isolation", "process" if BACKENDS[backend].in_process else "thread")
+    if isolation not in ("process", "thread"):
+        raise BadModel(f"the parameter 'isolation' is {isolation!r}; expected 'process' or 'thread'")
+    if isolation == "process":
+        return WorkerRuntime(backend, options)
+    try:
+        return load_runtime(backend, options)
+    except FerryError:
+        raise
+    except Exception as error:  # whatever a library throws at a damaged file, the others go on
+        raise BadModel(f"cannot load {options.path}: {type(error).__name__}: {error}") from error
+
+
+def _make_instances(workshop: Workshop, runtime: Runtime, groups: list[Any], name: str, runners: list[Runner]) -> list[Instance]:
+    instances = []
+    for group in groups:
+        device = f"gpu{next(iter(group.gpus), 0)}" if group.kind == _GPU else "cpu"
+        needs = read_needs(group, device)
+        workshop.limiter.admit(needs, name)
+        for _ in range(_count(group)):
+            runners.append(runtime.new_runner())
+            instances.append(Instance(runners[-1], needs, group.rate_limiter.priority))
+    return instances
+
+
+def _count(group: Any) -> int:
+    return max(1, group.count)
+
+
+def _prove_batching(complete: Any, config: Any, backend: str, runtime: Runtime, runner: Runner) -> Any:
+    assert runtime.signature is not None
+    wanted: Mapping[str, str] = {key: value.string_value for key, value in config.parameters.items()}
+    if wanted.get("batching") == "trusted" or has_independent_rows(runner, runtime.signature):
+        return complete
+    _LOG.warning(
+        "model '%s': two rows in one batch do not give what each gives alone, so it is served without a batch dimension; "
+        "set max_batch_size to say otherwise",
+        config.name,
+    )
+    return complete_config(config, backend, runtime.signature, default_max_batch_size=0)
+
+
+def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None:
+    for sample in config.model_warmup:
+        unknown = [name for name in sample.inputs if name not in spec.by_name]
+        if unknown:
+            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' names the unknown input '{unknown[0]}'")
+        try:
+            rows = {name: _warm_input(value, folder, name) for name, value in sample.inputs.items()}
+            num_rows = max(1, sample.batch_size)
+            inputs = {name: np.stack([row] * num_rows) for name, row in rows.items()} if spec.is_batched else rows
+            checked, _, _ = spec.check_inputs(inputs)
+            for _ in range(max(1, sample.count)):
+                runner.run(checked, spec.output_names)
+        except RequestFault as fault:
+            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' failed: {fault}") from None
+
+
+def _warm_input(value: Any, folder: Path, name: str) -> Array:
+    datatype = check_datatype(datatype_name(value.data_type), name)
+    shape = check_shape(list(value.dims), name)
+    match value.WhichOneof("input_data_type"):
+        case "input_data_file":
+            path = folder / "warmup" / value.input_data_file
+            if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+                raise BadModel(f"the warm-up file {value.input_data_file!r} is not in {folder / 'warmup'}")
+            return decode_bytes(datatype, shape, path.read_bytes(), name)
+        case "random_data":
+            random = np.random.default_rng(0)
+            return random.random(shape).astype(DTYPES[datatype]) if datatype != "BYTES" else np.full(shape, b"warm", np.object_)
+        case _:
+            return np.full(shape, b"", np.object_) if datatype == "BYTES" else np.zeros(shape, DTYPES[datatype])

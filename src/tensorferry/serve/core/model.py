@@ -1,0 +1,216 @@
+"""One loaded version of one model: it checks a request, queues it and tells its outputs."""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tensorferry.serve.core.cache import ResponseCache, make_key
+from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.queueing import Job
+from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.scheduler import Scheduler
+from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
+from tensorferry.serve.core.stats import Stats
+from tensorferry.serve.core.tensors import DTYPES, Array
+from tensorferry.serve.runtimes.runtime import Runtime
+
+Outputs = dict[str, Array]
+Done = Callable[[Outputs | RequestFault], None]
+_SERIALS = itertools.count(1)
+
+
+class Ticket(Protocol):
+    """A request under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: if it has not started, it does not."""
+
+
+class Model(Protocol):
+    """What the data plane needs of a loaded version; an ensemble is one as well."""
+
+    name: str
+    version: int
+    config: Any
+    spec: ModelSpec
+    stats: Stats
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for an instance."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be answered."""
+
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | RequestFault | None:
+        """What comes of a request, at once, where these come one at a time and are quick; None where it is to be submitted."""
+
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
+        """Start a request; `done` is called once, from any thread."""
+
+    def close(self) -> None:
+        """Finish what is under way, then give everything back."""
+
+
+class RequestTicket:
+    """One request of a RuntimeModel, from its arrival to its answer."""
+
+    __slots__ = ("done", "job", "key", "model", "started")
+
+    def __init__(self, model: "RuntimeModel", done: Done) -> None:
+        self.model = model
+        self.done = done
+        self.started = time.perf_counter_ns()
+        self.key: bytes | None = None
+        self.job: Job | None = None
+
+    def cancel(self) -> None:
+        """Let the queue drop it; one that already runs is finished for nobody."""
+        if self.job is not None and not self.job.cancelled:
+            self.job.cancelled = True
+            self.job.inputs = {}  # it may wait for long before the queue drops it
+            self.model.stats.record_failure(time.perf_counter_ns() - self.started, "CANCELED")
+
+    def finish(self, outcome: list[Array] | RequestFault) -> None:
+        """Called by the scheduler, once."""
+        job, self.job = self.job, None  # the job leads back here, and a circle would keep its arrays
+        if job is not None and job.cancelled:
+            return
+        model = self.model
+        if isinstance(outcome, RequestFault):
+            self.fail(outcome)
+            return
+        try:
+            outputs = finish_outputs(model, outcome)
+        except Exception as error:
+            self.fail(as_fault(error))
+            return
+        if self.key is not None and model.cache is not None:
+            model.cache.put(self.key, outputs)
+        model.stats.record_success(time.perf_counter_ns() - self.started)
+        self.done(outputs)
+
+    def fail(self, fault: RequestFault) -> None:
+        """Answer with an error."""
+        self.model.stats.record_failure(time.perf_counter_ns() - self.started, reason_of(fault))
+        self.done(fault)
+
+
+class RuntimeModel:
+    """A model with a runtime."""
+
+    def __init__(
+        self,
+        version: int,
+        config: Any,
+        spec: ModelSpec,
+        runtime: Runtime,
+        scheduler: Scheduler,
+        cache: ResponseCache | None,
+    ) -> None:
+        self.name = spec.name
+        self.version = version
+        self.config = config
+        self.spec = spec
+        self.runtime = runtime
+        self.scheduler = scheduler
+        self.stats = scheduler.stats
+        self.cache = cache if config.response_cache.enable else None
+        self.cache_prefix = next(_SERIALS).to_bytes(8, "big")
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for an instance."""
+        return self.scheduler.num_waiting
+
+    @property
+    def is_ready(self) -> bool:
+        """What is loaded is ready."""
+        return True
+
+    def run_alone(self, inputs: dict[str, Array]) -> Outputs | RequestFault | None:
+        """What comes of a request that need not wait for others."""
+        if not self.scheduler.may_run_alone or self.cache is not None:
+            return None
+        started = time.perf_counter_ns()
+        try:
+            checked, num_rows, _ = self.spec.check_inputs(inputs)
+            arrays = self.scheduler.run_alone(checked, num_rows)
+            if arrays is None:
+                return None
+            outputs = finish_outputs(self, arrays)
+        except Exception as error:
+            fault = as_fault(error)
+            self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
+            return fault.with_traceback(None)  # its frames would keep the arrays
+        self.stats.record_alone(num_rows, time.perf_counter_ns() - started)
+        return outputs
+
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> RequestTicket:
+        """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""
+        ticket = RequestTicket(self, done)
+        try:
+            checked, num_rows, key = self.spec.check_inputs(inputs)
+            if self.cache is not None and self._answer_from_cache(ticket, checked):
+                return ticket
+            ticket.job = Job(
+                inputs=checked,
+                num_rows=num_rows,
+                key=key,
+                done=ticket.finish,
+                priority=options.priority,
+                timeout_seconds=options.timeout_microseconds / 1e6,
+            )
+            self.scheduler.submit(ticket.job)
+        except RequestFault as fault:
+            self.stats.record_failure(time.perf_counter_ns() - ticket.started, reason_of(fault))
+            raise
+        return ticket
+
+    def close(self) -> None:
+        """Finish what is queued, then give the weights back."""
+        self.scheduler.close()
+        self.runtime.close()
+        if self.cache is not None:
+            self.cache.forget(self.cache_prefix)
+
+    def _answer_from_cache(self, ticket: RequestTicket, inputs: dict[str, Array]) -> bool:
+        assert self.cache is not None
+        ticket.key = make_key(self.cache_prefix, inputs)
+        outputs = self.cache.find(ticket.key)
+        nanoseconds = time.perf_counter_ns() - ticket.started
+        self.stats.record_cache(outputs is not None, nanoseconds)
+        if outputs is None:
+            return False
+        self.stats.record_success(nanoseconds)
+        ticket.done(outputs)
+        return True
+
+
+def finish_outputs(model: Model, arrays: list[Array]) -> Outputs:
+    """The outputs by name, as the model's configuration promises them."""
+    return {spec.name: finish_output(model, spec, array) for spec, array in zip(model.spec.outputs, arrays, strict=True)}
+
+
+def finish_output(model: Model, spec: TensorSpec, array: Array) -> Array:
+    """An output as its configuration promises it."""
+    if array.dtype != DTYPES[spec.datatype]:
+        raise ModelFault(f"output '{spec.name}' of model '{model.name}' is {array.dtype}, its configuration says {spec.datatype}")
+    if spec.reshape is None:
+        return array
+    head = array.shape[:1] if model.spec.is_batched else ()
+    sizes = array.shape[len(head) :]
+    shape = head + fill_sizes(spec.shape[len(head) :], spec.reshape, sizes)
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise ModelFault(f"output '{spec.name}' of model '{model.name}' has the shape {array.shape}, not {shape}") from None
+
+
+def reason_of(fault: RequestFault) -> str:
+    """The word that the failure metric has for a fault."""
+    if isinstance(fault, Unavailable):
+        return "REJECTED"
+    return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"

@@ -1,0 +1,1 @@
+"""What goes on in the server: a page for people, metrics for Prometheus."""
