@@ -93,7 +93,7 @@ class Swapper(Generic[Block]):
     def __init__(self, device: CopyDevice[Block], tier: str, watchdog_seconds: float) -> None:
         """`tier` is how errors name it; a copy that takes longer than the watchdog allows is stuck."""
         self.departed: deque[tuple[Any, CopyOut[Block] | None, CopyIn[Block] | None]] = deque()  # what dead movables left
-        self.copies: list[LoggedCopy] = []  # those of the step under way
+        self._copies: list[LoggedCopy] | None = None  # of the step under way, where somebody wants to know of them
         self.stall_seconds = 0.0
         self._device = device
         self._tier = tier
@@ -102,9 +102,9 @@ class Swapper(Generic[Block]):
         self._incoming: list[CopyIn[Block]] = []
         self._void_reads: list[tuple[Any, CopyIn[Block]]] = []  # of movables that died, with their slots
 
-    def begin_step(self, copies: list[LoggedCopy]) -> None:
-        """Put copies down there from now on, and count stalls from zero."""
-        self.copies = copies
+    def begin_step(self, copies: list[LoggedCopy] | None = None) -> None:
+        """Put copies down in that list from now on, and count stalls from zero."""
+        self._copies = copies
         self.stall_seconds = 0.0
 
     # one movable
@@ -118,7 +118,7 @@ class Swapper(Generic[Block]):
         movable.copy_out = copy
         movable.hand_over()
         self._outgoing.append((copy, weakref.ref(movable)))
-        self.copies.append(LoggedCopy(Lane.OUT, copy, movable.storage))
+        self._log(Lane.OUT, copy, movable)
         return copy
 
     def swap_out_now(self, movable: Movable[Block]) -> None:
@@ -136,7 +136,7 @@ class Swapper(Generic[Block]):
         copy = self._device.copy_in(movable.slot, movable.label, into=movable.make_target())
         movable.copy_in = copy
         self._incoming.append(copy)
-        self.copies.append(LoggedCopy(Lane.IN, copy, movable.storage))
+        self._log(Lane.IN, copy, movable)
         return copy
 
     def make_resident(self, movable: Movable[Block]) -> None:
@@ -199,6 +199,10 @@ class Swapper(Generic[Block]):
         self._release_departed()
 
     # inside
+
+    def _log(self, lane: Lane, copy: Copy, movable: Movable[Block]) -> None:
+        if self._copies is not None:
+            self._copies.append(LoggedCopy(lane, copy, movable.storage))
 
     def _end_copies(self) -> None:
         while self._outgoing and self._outgoing[0][0].done():

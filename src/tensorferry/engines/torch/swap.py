@@ -128,7 +128,7 @@ class SavedTensors:
         self._by_address = {address: ref for address, ref in self._by_address.items() if ref() is not None}
         for saved in self._alive:
             saved.storage = None  # that was its place in the trace of another step
-        self.swapper.begin_step([] if copies is None else copies)
+        self.swapper.begin_step(copies)
 
     def is_of_this_step(self, saved: SavedStorage) -> bool:
         """Whether it was saved in the step under way."""
