@@ -27,7 +27,7 @@ import keras
 import tensorflow as tf
 
 from results import FigureTable, parse_options, save_result
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import record
@@ -89,7 +89,7 @@ def measure(num_blocks: int) -> Row:
     recording, read = _time(lambda: record(function.graph, min_nbytes=_MIN_NBYTES, machine=_MACHINE))
     floor_nbytes = find_floor(recording.trace).nbytes
     plan, planning = _time(lambda: make_plan(recording.trace, floor_nbytes, _MACHINE))
-    with closing(open_tier("shm")) as tier, closing(Device(0)) as device:
+    with closing(open_tier("shm")) as tier, closing(DeviceMemory(0)) as device:
         crossings = Crossings(tier, device, _WATCHDOG_SECONDS)
         with closing(crossings):
             edit = Edit(function.graph)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import tensorferry as ferry
-from tensorferry.engines.tensorflow.device import Device, Peaks
+from tensorferry.engines.tensorflow.allocator import DeviceMemory, Peaks
 from tensorferry.recipes.models.keras import googlenet, resnet, unet3d
 from tensorferry.recipes.models.keras.fit import Batch, compile_model
 from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
@@ -79,13 +79,13 @@ class _AllocatorPeak:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        probe = Device.probe
+        probe = DeviceMemory.probe
 
-        def note_and_probe(device: Device) -> Peaks:
+        def note_and_probe(device: DeviceMemory) -> Peaks:
             self._note()
             return probe(device)
 
-        self._noting = patch.object(Device, "probe", note_and_probe)
+        self._noting = patch.object(DeviceMemory, "probe", note_and_probe)
 
     def __enter__(self) -> "_AllocatorPeak":
         tf.config.experimental.reset_memory_stats(_DEVICE)

@@ -23,6 +23,7 @@ class RunningServer:
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         self.http = self.wait_for("HTTP on")["message"].rpartition("//")[2]
+        self.admin = self.wait_for("admin on")["message"].rpartition("//")[2] if "--admin-port" in options else ""
         self.grpc = self.wait_for("gRPC on")["message"].rpartition(" ")[2]
 
     def _read(self) -> None:
@@ -44,12 +45,17 @@ class RunningServer:
             if text in line["message"]:
                 return line
 
-    def assert_no_fault(self) -> None:
-        """Nothing that was said so far was an error of the server itself."""
+    def peek(self) -> list[dict[str, Any]]:
+        """All lines of the log so far."""
         while not self.news.empty():
             line = self.news.get()
             assert line is not None, "it has ended"
             self.lines.append(line)
+        return self.lines
+
+    def assert_no_fault(self) -> None:
+        """Nothing that was said so far was an error of the server itself."""
+        self.peek()
         assert not [line for line in self.lines if "error of the server itself" in line["message"]]
 
     def stop(self) -> int:

@@ -113,7 +113,9 @@ def test_a_body_that_is_half_sent_is_waited_for(start_server: Start, tmp_path: P
     body = orjson.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]})
     host, _, port = server.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as line:
-        line.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body[:20]))
+        line.sendall(
+            b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body[:20])
+        )
         time.sleep(0.1)
         server.process.send_signal(signal.SIGTERM)
         time.sleep(seconds)
@@ -132,7 +134,7 @@ def test_an_idle_client_does_not_hold_up_the_end(start_server: Start, tmp_path: 
     server = start_server(tmp_path)
     host, _, port = server.http.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30) as line:
-        line.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: f\r\n\r\n")
+        line.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert line.recv(1000).endswith(b'{"live":true}')
         server.process.send_signal(signal.SIGTERM)
         assert line.recv(1000) == b""

@@ -158,7 +158,7 @@ def test_any_address_is_answered(client: RawClient, method: str, path: list[str]
     if "unload" in path and "double" in path:
         return
     target = "/" + "/".join(path)
-    head = f"{method} {target} HTTP/1.1\r\nhost: ferry\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    head = f"{method} {target} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     status, answer = client.send(head.encode("latin-1", "replace") + body, ends=False) if method != "HEAD" else (400, b"")
     assert status == 200 or 400 <= status < 500 or (status == 501 and b"CUDA" in answer), (target, answer)
 
@@ -189,15 +189,15 @@ def test_compressed_rubbish_and_bombs_are_refused(client: RawClient) -> None:
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"POST / HTTP/1.1\r\nhost: f\r\ncontent-length: 99999999999\r\n\r\n", 413),
-        (b"POST / HTTP/1.1\r\nhost: f\r\ncontent-length: 100000000\r\n\r\n" + bytes(2**20), 413),
-        (b"POST /v2 HTTP/1.1\r\nhost: f\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello", 400),
-        (b"POST /v2 HTTP/1.1\r\nhost: f\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\nhello", 400),
-        (b"POST /v2 HTTP/1.1\r\nhost: f\r\ncontent-length: -5\r\n\r\nhello", 400),
-        (b"POST /v2 HTTP/1.1\r\nhost: f\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
-        (b"GET /v2 HTTP/1.1\r\nhost: f\r\n" + b"a: b\r\n" * 40_000, 431),
-        (b"GET /v2 HTTP/1.1\r\nhost: f\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(200)) + b"\r\n", 431),
-        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: f\r\n\r\n", 431),
+        (b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n" + bytes(2**20), 413),
+        (b"POST /v2 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello", 400),
+        (b"POST /v2 HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\nhello", 400),
+        (b"POST /v2 HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\nhello", 400),
+        (b"POST /v2 HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /v2 HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 40_000, 431),
+        (b"GET /v2 HTTP/1.1\r\nhost: localhost\r\n" + b"".join(b"a%d: b\r\n" % i for i in range(200)) + b"\r\n", 431),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", 431),
         (b"\x16\x03\x01\x02\x00 a TLS hello", 400),
         (b"GET /v2 HTTP/9.9\r\n\r\n", 400),
     ],
@@ -208,13 +208,15 @@ def test_broken_http_is_refused(client: RawClient, data: bytes, status: int) -> 
 
 
 def test_a_wish_for_another_protocol_is_ignored(client: RawClient) -> None:
-    assert client.send(b"GET /v2 HTTP/1.1\r\nhost: f\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n")[0] == 200
+    assert client.send(b"GET /v2 HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n")[0] == 200
 
 
 def test_a_chunked_body_of_any_size_is_limited(client: RawClient) -> None:
     chunk = b"%x\r\n" % 2**20 + bytes(2**20) + b"\r\n"
     assert (
-        client.send(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 70)[0]
+        client.send(
+            b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 70
+        )[0]
         == 413
     )
     assert_sane(client)
@@ -222,13 +224,15 @@ def test_a_chunked_body_of_any_size_is_limited(client: RawClient) -> None:
 
 def test_a_good_chunked_request_and_pipelined_requests_are_answered(client: RawClient) -> None:
     body = orjson.dumps(GOOD)
-    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+    head = (
+        b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+    )
     with socket.create_connection(client.address, timeout=30) as line:
         line.sendall(head)
         assert line.recv(100).startswith(b"HTTP/1.1 100 Continue")
         line.sendall(b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (7, body[:7], len(body) - 7, body[7:]))
         assert read_answer(line)[0] == 200
-        one = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        one = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
         line.sendall(one * 20)
         data = b""
         while data.count(b"HTTP/1.1 200 OK") < 20:
@@ -241,18 +245,20 @@ def test_a_slow_client_is_cut_off_and_a_gone_one_harms_none(start_server: Callab
     client = RawClient(server.http)
     started = time.monotonic()
     with socket.create_connection(client.address, timeout=30) as line:
-        line.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ncontent-le")
+        line.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-le")
         assert read_answer(line)[0] == 408
     assert time.monotonic() - started < 20
     lines = [socket.create_connection(client.address, timeout=30) for _ in range(4)]
     time.sleep(0.2)
-    assert client.send(b"GET /v2 HTTP/1.1\r\nhost: f\r\n\r\n", ends=False)[0] == 503
+    assert client.send(b"GET /v2 HTTP/1.1\r\nhost: localhost\r\n\r\n", ends=False)[0] == 503
     for line in lines:
         line.close()
     for _ in range(50):
         body = orjson.dumps(GOOD)
         with socket.create_connection(client.address) as line:
-            line.sendall(b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            line.sendall(
+                b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            )
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         time.sleep(0.02)
     assert_sane(client)
@@ -386,7 +392,7 @@ def test_a_stream_that_the_client_drops_leaves_nothing_behind(server: RunningSer
     client = RawClient(server.http)
     assert_sane(client)
     for _ in range(100):
-        _, body = client.send(b"GET /metrics HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n", ends=False)
+        _, body = client.send(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", ends=False)
         if b"ferry_requests_under_way 0.0" in body:
             return
         time.sleep(0.05)

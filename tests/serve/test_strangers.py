@@ -53,7 +53,7 @@ def begin(server: Server, num_promised: int, *lines: str, path: str = INFER) -> 
     """A POST whose body is still to come."""
     line = connect(server.http_port)
     more = "".join(f"{each}\r\n" for each in lines)
-    line.sendall(f"POST {path} HTTP/1.1\r\nhost: f\r\ncontent-length: {num_promised}\r\n{more}\r\n".encode())
+    line.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {num_promised}\r\n{more}\r\n".encode())
     return line
 
 
@@ -92,7 +92,7 @@ def test_requests_sent_ahead_wait_until_the_answers_before_them_are_read(root: P
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             line.settimeout(1)
             with contextlib.suppress(TimeoutError):
-                line.sendall(b"GET / HTTP/1.1\r\nhost: f\r\n\r\n" * 40_000)
+                line.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 40_000)
             assert server.http is not None
             wait_until(lambda: bool(server.http.connections))
             (connection,) = server.http.connections
@@ -109,7 +109,7 @@ def test_requests_sent_ahead_wait_until_the_answers_before_them_are_read(root: P
         b"GET /" + b"a" * MIB,
         b"GET / HTTP/1.1\r\nhost: " + b"a" * MIB,
         b"\r\n" * MIB,
-        b"POST / HTTP/1.1\r\nhost: f\r\ntransfer-encoding: chunked\r\n\r\n0\r\nend: " + b"a" * MIB,
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\nend: " + b"a" * MIB,
     ],
     ids=["address", "header", "empty lines", "trailer"],
 )

@@ -95,7 +95,7 @@ def read_all(line: socket.socket) -> bytes:
 def post(port: int | None, path: str, body: bytes, **headers: str) -> bytes:
     """The whole answer to a POST."""
     lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
-    head = f"POST {path} HTTP/1.1\r\nhost: f\r\nconnection: close\r\ncontent-length: {len(body)}\r\n{lines}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n{lines}\r\n"
     with connect(port) as line:
         line.sendall(head.encode() + body)
         return read_all(line)

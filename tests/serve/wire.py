@@ -108,7 +108,7 @@ class Wire:
             ":method": "POST",
             ":scheme": "http",
             ":path": path if path.startswith("/") else f"{SERVICE}/{path}",
-            ":authority": "ferry",
+            ":authority": "localhost",
             "te": "trailers",
             "content-type": "application/grpc",
         }

@@ -66,7 +66,18 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="let local clients register shared memory whose name starts with PREFIX (default: off)",
     )
+    group.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        metavar="NAME,...",
+        help="names that clients may call the server by; '*': any (default: loopback names on a loopback address, any elsewhere)",
+    )
     group.add_argument("--api-keys", type=Path, metavar="FILE", help="one key per line; read again when it changes")
+    group.add_argument("--admin-keys", type=Path, metavar="FILE", help="keys of their own for control calls and metrics")
+    group.add_argument(
+        "--admin-port", type=_port, metavar="PORT", help="a port of their own for control calls, metrics and the status page"
+    )
+    group.add_argument("--admin-host", help="address of the admin port (default: that of --host)")
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +177,8 @@ def _run(options: argparse.Namespace) -> int:
 
     if options.no_http and options.no_grpc:
         raise BadOption("with --no-http and --no-grpc nothing would be served; leave one of them out")
+    if options.admin_host is not None and options.admin_port is None:
+        raise BadOption("--admin-host needs --admin-port")
     if options.load_model is not None and options.model_control_mode != "explicit":
         raise BadOption("--load-model needs --model-control-mode explicit; every other mode loads all models")
     return start(
@@ -195,7 +208,11 @@ def _run(options: argparse.Namespace) -> int:
             tls_cert=options.tls_cert,
             tls_key=options.tls_key,
             tls_client_ca=options.tls_client_ca,
+            allowed_hosts=options.allowed_hosts,
             api_keys=options.api_keys,
+            admin_keys=options.admin_keys,
+            admin_host=options.admin_host,
+            admin_port=options.admin_port,
             log_json=options.log_json,
             log_verbose=options.log_verbose,
         )
@@ -206,6 +223,13 @@ def _port(text: str) -> int:
     if count(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port up to 65535, received {text!r}")
     return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, received {text!r}")
+    return names
 
 
 def _resource(text: str) -> tuple[str, int]:

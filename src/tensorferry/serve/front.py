@@ -41,8 +41,8 @@ class Front(Generic[AnyConnection]):
         self.is_draining = False
         self.loop = asyncio.get_running_loop()
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        """Listen, and tell the port: another than asked for where that was 0."""
+    async def start(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None) -> int:
+        """Listen, and tell the port: another than asked for where that was 0. `tls` is asked anew for every connection."""
         if tls is None:
             self.server = await self.loop.create_server(self._make, host, port, backlog=BACKLOG)
             listener = self.server.sockets[0]
@@ -92,7 +92,7 @@ class Front(Generic[AnyConnection]):
 class Greeter:
     """Takes connections that begin with a TLS handshake, which count as connections while they last."""
 
-    def __init__(self, tls: ssl.SSLContext, make: Callable[[], Any], count_room: Callable[[], int]) -> None:
+    def __init__(self, tls: Callable[[], ssl.SSLContext], make: Callable[[], Any], count_room: Callable[[], int]) -> None:
         self.tls = tls
         self.make = make
         self.count_room = count_room
@@ -138,7 +138,7 @@ class Greeter:
 
     async def _greet(self, line: socket.socket) -> None:
         try:
-            await self.loop.connect_accepted_socket(self.make, line, ssl=self.tls, ssl_handshake_timeout=HANDSHAKE_SECONDS)
+            await self.loop.connect_accepted_socket(self.make, line, ssl=self.tls(), ssl_handshake_timeout=HANDSHAKE_SECONDS)
         except OSError:  # TLS's own errors among them
             line.close()
         finally:

@@ -36,7 +36,11 @@ class ServeOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
+    allowed_hosts: tuple[str, ...] | None = None  # that clients may call it by; None: loopback names where it listens there
     api_keys: Path | None = None
+    admin_keys: Path | None = None  # for control calls and metrics; None: the same as for inference
+    admin_host: str | None = None  # None: `host`
+    admin_port: int | None = None  # for control calls and metrics; None: the port of REST
     log_json: bool = False
     log_verbose: int = 0
 

@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import signal
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,8 +14,10 @@ from typing import Any
 import uvloop
 
 from tensorferry.errors import BadOption
+from tensorferry.serve.core.access import Access
 from tensorferry.serve.core.cache import ResponseCache
 from tensorferry.serve.core.dataplane import DataPlane
+from tensorferry.serve.core.hosts import AllowedHosts
 from tensorferry.serve.core.keys import ApiKeys
 from tensorferry.serve.core.limiter import Limiter
 from tensorferry.serve.core.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
@@ -36,6 +37,7 @@ from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
 from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.sources import Mirror, SourceFailed, open_mirror
+from tensorferry.serve.tls import Certificates
 
 _LOG = logging.getLogger(LOGGER)
 _GC_THRESHOLD = 20_000  # requests make many objects and hardly a cycle
@@ -82,7 +84,11 @@ class Server:
         self.settings = Settings()
         if options.log_verbose:
             self.settings.update_log({"log_verbose_level": options.log_verbose})
-        self.keys = ApiKeys(options.api_keys) if options.api_keys is not None else None
+        keys = ApiKeys(options.api_keys) if options.api_keys is not None else None
+        admin_keys = ApiKeys(options.admin_keys) if options.admin_keys is not None else None
+        self.access = Access(AllowedHosts(options.allowed_hosts, options.host), keys, admin_keys, options.admin_port is None)
+        admin_hosts = AllowedHosts(options.allowed_hosts, options.admin_host or options.host)
+        self.admin_access = Access(admin_hosts, keys, admin_keys)
         workshop = Workshop(
             trust=options.trust,
             default_max_batch_size=options.default_max_batch_size,
@@ -110,14 +116,22 @@ class Server:
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
         self.http: Front[rest.Connection] | None = None
         self.grpc: Front[http2.Connection] | None = None
+        self.admin: Front[rest.Connection] | None = None
         self.http_port: int | None = None
+        self.admin_port: int | None = None
         self.grpc_port: int | None = None
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen at once, so that health can be asked, and load in the background."""
-        if self.options.http_port is not None:
-            await self._start_http(self.options.http_port)
+        options = self.options
+        if options.http_port is not None:
+            self.http, self.http_port = await self._start_http(options.host, options.http_port, self.access)
+            _LOG.info("HTTP on %s://%s:%d", "https" if options.tls_cert else "http", options.host, self.http_port)
+        if options.admin_port is not None:
+            host = options.admin_host or options.host
+            self.admin, self.admin_port = await self._start_http(host, options.admin_port, self.admin_access)
+            _LOG.info("admin on %s://%s:%d", "https" if options.tls_cert else "http", host, self.admin_port)
         if self.options.grpc_port is not None:
             await self._start_grpc(self.options.grpc_port)
         self.tasks.append(asyncio.create_task(self._load()))
@@ -127,14 +141,14 @@ class Server:
         self.plane.is_draining = True
         for task in self.tasks:
             task.cancel()
-        fronts = [front for front in (self.http, self.grpc) if front is not None]
+        fronts = [front for front in (self.http, self.grpc, self.admin) if front is not None]
         await asyncio.gather(*(front.stop(self.options.drain_seconds) for front in fronts))
         await asyncio.to_thread(self.repository.close)
         if self.mirror is not None:
             self.mirror.close()
         self.plane.regions.close()
 
-    async def _start_http(self, port: int) -> None:
+    async def _start_http(self, host: str, port: int, access: Access) -> tuple[Front[rest.Connection], int]:
         options = self.options
         status_page = make_page()  # now, because making it takes long enough to keep a request waiting
         pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
@@ -142,16 +156,14 @@ class Server:
             "/": lambda: (b"text/html; charset=utf-8", status_page),
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
-        app = RestApp(self.plane, self.keys, pages, options.max_body_nbytes)
+        app = RestApp(self.plane, access, pages, options.max_body_nbytes)
         limits = HttpLimits(
             max_body_nbytes=options.max_body_nbytes,
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
-        tls = _make_tls(options, "http/1.1")
-        self.http = Front(lambda connections: rest.Connection(app, limits, self.budget, connections), limits.max_connections)
-        self.http_port = await _listen(self.http, options.host, port, tls)
-        _LOG.info("HTTP on %s://%s:%d", "https" if tls else "http", options.host, self.http_port)
+        front = Front(lambda connections: rest.Connection(app, limits, self.budget, connections), limits.max_connections)
+        return front, await _listen(front, host, port, _open_certificates(options, "http/1.1"))
 
     async def _start_grpc(self, port: int) -> None:
         options = self.options
@@ -160,11 +172,11 @@ class Server:
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
-        service = Service(self.plane, self.keys, limits.max_message_nbytes)
+        service = Service(self.plane, self.access, limits.max_message_nbytes)
         self.grpc = Front(
             lambda connections: http2.Connection(service, limits, self.budget, connections), options.max_connections
         )
-        self.grpc_port = await _listen(self.grpc, options.host, port, _make_tls(options, "h2"))
+        self.grpc_port = await _listen(self.grpc, options.host, port, _open_certificates(options, "h2"))
         _LOG.info("gRPC on %s:%d", options.host, self.grpc_port)
 
     async def _load(self) -> None:
@@ -221,26 +233,16 @@ async def _serve_until_told(options: ServeOptions, last_call: threading.Timer) -
         _LOG.info("stopped")
 
 
-async def _listen(front: Front[Any], host: str, port: int, tls: ssl.SSLContext | None) -> int:
+async def _listen(front: Front[Any], host: str, port: int, certificates: Certificates | None) -> int:
     try:
-        return await front.start(host, port, tls)
+        return await front.start(host, port, None if certificates is None else certificates.current)
     except OSError as error:
         raise BadOption(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def _make_tls(options: ServeOptions, protocol: str) -> ssl.SSLContext | None:
+def _open_certificates(options: ServeOptions, protocol: str) -> Certificates | None:
     if options.tls_cert is None and options.tls_key is None and options.tls_client_ca is None:
         return None
     if options.tls_cert is None or options.tls_key is None:
         raise BadOption("TLS needs both --tls-cert and --tls-key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([protocol])
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-        if options.tls_client_ca is not None:
-            context.load_verify_locations(options.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise BadOption(f"cannot use the certificate {options.tls_cert}: {error}") from None
-    return context
+    return Certificates(options.tls_cert, options.tls_key, options.tls_client_ca, protocol)

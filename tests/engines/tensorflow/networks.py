@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording, record
@@ -215,7 +215,7 @@ class Bench:
             self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave, with_state=with_state
         )
         self.tier = open_tier("auto")
-        self.crossings = Crossings(self.tier, Device(0), 30.0)
+        self.crossings = Crossings(self.tier, DeviceMemory(0), 30.0)
         self.edit = Edit(self.concrete.graph)
 
     def run_plain(self, num_steps: int = 3) -> tuple[list[float], list[bytes]]:

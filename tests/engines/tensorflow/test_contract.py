@@ -9,7 +9,7 @@ from networks import MACHINE, NETWORKS, Bench, Network
 from tensorflow.python.eager import context
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.machine import Machine, TierSpeed
 from tensorferry.plan import Action, Decision, find_floor, make_plan
 from tensorferry.plan.options import find_recomputations
@@ -99,7 +99,7 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
 
 
 def test_a_device_reserves_more_than_31_bits_can_count() -> None:
-    device = Device(0)
+    device = DeviceMemory(0)
     before_nbytes = device.resident_nbytes()
     device.reserve(5 * 2**30, 0)
     assert device.resident_nbytes() - before_nbytes < 2**30  # addresses, not pages

@@ -12,7 +12,7 @@ PROGRAM = """
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     from tensorflow.python.eager import context
     from networks import MACHINE
-    from tensorferry.engines.tensorflow.device import Device
+    from tensorferry.engines.tensorflow.allocator import DeviceMemory
     from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
     from tensorferry.engines.tensorflow.planned import carry_out
     from tensorferry.engines.tensorflow.record import record
@@ -38,7 +38,7 @@ PROGRAM = """
     recording = record(concrete.graph, min_nbytes=4096, machine=MACHINE)
     trace = recording.trace
     assert trace.movable
-    crossings, edit = Crossings(open_tier("auto"), Device(0), 30.0), Edit(concrete.graph)
+    crossings, edit = Crossings(open_tier("auto"), DeviceMemory(0), 30.0), Edit(concrete.graph)
     decisions = [Decision(s, Action.SWAP, trace.storages[s].nbytes, trace.storages[s].wanted_at) for s in trace.movable]
     stops = carry_out(recording, decisions, edit, crossings, gated_nbytes=0)
     swapped = edit.make_function(concrete.function_type)

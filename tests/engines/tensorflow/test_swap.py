@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tensorferry as ferry
-from tensorferry.engines.tensorflow.device import Device
+from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.swap import Crossings
 from tensorferry.tiers import Slot, open_tier
 from tensorferry.tiers.files import FileTier
@@ -48,7 +48,7 @@ def test_a_step_with_copies_that_hang_ends_and_leaves_no_slot_behind(
 ) -> None:
     released = _release_counted(monkeypatch)
     tier = open_tier("auto")
-    crossings = Crossings(tier, Device(0), 0.2)
+    crossings = Crossings(tier, DeviceMemory(0), 0.2)
     crossings.begin_step({}, {}, 2**40, recording=False)
     for storage in range(3):
         crossings.leave(storage, np.full(2**20, storage, np.uint8))

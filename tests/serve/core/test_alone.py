@@ -124,7 +124,7 @@ def test_requests_sent_ahead_are_answered_in_their_order(tmp_path: Path) -> None
     def write(number: int) -> bytes:
         inputs = [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [number] * 4}]
         body = orjson.dumps({"id": str(number), "inputs": inputs})
-        return b"POST /v2/models/model/infer HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        return b"POST /v2/models/model/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
     async def test(server: Server) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.http_port)

@@ -44,7 +44,7 @@ def wait_until_nothing_is_under_way(server: RunningServer) -> None:
     host, _, port = server.http.rpartition(":")
     for _ in range(200):
         with socket.create_connection((host, int(port)), timeout=30) as line:
-            line.sendall(b"GET /metrics HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n")
+            line.sendall(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             text = b""
             while more := line.recv(65_536):
                 text += more

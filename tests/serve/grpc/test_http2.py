@@ -119,7 +119,7 @@ def test_what_breaks_the_connection_ends_it_with_the_right_code(server: RunningS
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET / HTTP/1.1\r\nhost: ferry\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00 a TLS hello",
         PREFACE[:10] + b"x" * 14,
         PREFACE + write_frame(PING, 0, 0, bytes(8)),

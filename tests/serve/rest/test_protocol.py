@@ -12,8 +12,8 @@ from tensorferry.serve.core.limits import HttpLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.rest.protocol import Connection, Exchange, HttpRequest, Written
 
-HEAD = "POST /{path} HTTP/1.1\r\nhost: here\r\ncontent-length: {nbytes}\r\n\r\n"
-CHUNKED = b"POST /chunked HTTP/1.1\r\nhost: here\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n"
+HEAD = "POST /{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {nbytes}\r\n\r\n"
+CHUNKED = b"POST /chunked HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n"
 
 
 def make_request(path: str, body: bytes) -> bytes:
@@ -153,7 +153,7 @@ def test_a_head_that_does_not_tell_the_length_is_read_each_time() -> None:
 
 def test_what_follows_the_last_request_of_a_connection_is_not_answered() -> None:
     app = Echo()
-    last = INNER.replace(b"host: here", b"host: here\r\nconnection: close")
+    last = INNER.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     line = asyncio.run(deliver(app, [last, last]))
     assert app.asked == [("/inner", b"1234")]
     assert line.num_answers == 1

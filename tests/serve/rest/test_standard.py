@@ -27,37 +27,37 @@ def write_infer(*lines: bytes, target: bytes = b"/v2/models/double/infer") -> by
     return b"POST %s HTTP/1.1\r\n%s\r\n%s" % (target, head, BODY)
 
 
-@pytest.mark.parametrize("hosts", [[], [b"host: a", b"host: b"]], ids=["none", "two"])
+@pytest.mark.parametrize("hosts", [[], [b"host: localhost", b"host: b"]], ids=["none", "two"])
 def test_a_request_names_one_host(server: RunningServer, hosts: list[bytes]) -> None:
     assert ask(server, write_infer(*hosts)).startswith(b"HTTP/1.1 400 ")
-    assert ANSWER in ask(server, write_infer(b"host: a"))
+    assert ANSWER in ask(server, write_infer(b"host: localhost"))
     assert ANSWER in ask(server, write_infer().replace(b"HTTP/1.1", b"HTTP/1.0"))
 
 
 @pytest.mark.parametrize("target", [b"http://ferry:8000/v2/models/double/infer", b"HTTP://ferry/v2/models/double/infer?a=b"])
 def test_a_target_may_name_the_server(server: RunningServer, target: bytes) -> None:
-    assert ANSWER in ask(server, write_infer(b"host: ferry", target=target))
+    assert ANSWER in ask(server, write_infer(b"host: localhost", target=target))
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_the_body_of_a_request_that_wishes_for_another_protocol_is_read(server: RunningServer, is_chunked: bool) -> None:
-    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\nhost: f\r\n"
+    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\nhost: localhost\r\n"
     form = b"transfer-encoding: chunked\r\n" if is_chunked else b"content-length: %d\r\n" % len(BODY)
     body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
-    last = b"GET /v2/health/live HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n"
+    last = b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     found = ask(server, b"POST /v2/models/double/infer HTTP/1.1\r\n" + wish + form + b"\r\n" + body + last)
     assert ANSWER in found
     assert found.endswith(b'{"live":true}')
 
 
 def test_what_stands_behind_a_body_is_no_header(server: RunningServer) -> None:
-    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     tail = b"0\r\ncontent-encoding: gzip\r\ninference-header-content-length: 3\r\n\r\n"
     assert ANSWER in ask(server, head + b"%x\r\n%s\r\n" % (len(BODY), BODY) + tail)
 
 
 def test_a_body_in_chunks_of_a_byte_or_two_is_the_same_body(server: RunningServer) -> None:
-    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: f\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     chunks = b"".join(b"%x\r\n%s\r\n" % (len(BODY[at : at + 2]), BODY[at : at + 2]) for at in range(0, len(BODY), 2))
     assert ANSWER in ask(server, head + chunks + b"0\r\n\r\n")
 
@@ -71,13 +71,13 @@ def test_a_body_in_chunks_of_a_byte_or_two_is_the_same_body(server: RunningServe
     ],
 )
 def test_probes_are_answered_with_a_body(server: RunningServer, path: str, says: dict[str, object]) -> None:
-    found = ask(server, f"GET {path} HTTP/1.1\r\nhost: f\r\nconnection: close\r\n\r\n".encode())
+    found = ask(server, f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
     assert found.startswith(b"HTTP/1.1 200 ")
     assert json.loads(found.partition(b"\r\n\r\n")[2]) == says
 
 
 def test_a_bad_request_behind_good_ones_is_answered_after_them(server: RunningServer) -> None:
-    good = write_infer(b"host: f").replace(b"connection: close\r\n", b"")
+    good = write_infer(b"host: localhost").replace(b"connection: close\r\n", b"")
     found = ask(server, good * 3 + b"rubbish\r\n\r\n")
     assert found.count(b"HTTP/1.1 200 ") == 3
     assert found.rindex(b"HTTP/1.1 400 ") > found.rindex(b"HTTP/1.1 200 ")

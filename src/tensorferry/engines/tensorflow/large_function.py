@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
+from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.course import Course
-from tensorferry.engines.tensorflow.device import Device
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
@@ -85,7 +85,7 @@ class LargeFunction:
         self._outside_nbytes = 0
         self._highest_nbytes = 0
         with ExitStack() as stack:
-            self._device = Device(0)
+            self._device = DeviceMemory(0)
             stack.callback(self._device.close)
             self._tier = open_tier(settings.tier)
             stack.callback(self._tier.close)

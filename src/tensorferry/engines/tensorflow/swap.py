@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from tensorferry.engines.tensorflow.device import Device, Peaks
+from tensorferry.engines.tensorflow.allocator import DeviceMemory, Peaks
 from tensorferry.errors import CopyStuck, TierLost
 from tensorferry.plan import Lane
 from tensorferry.tiers import Slot, Tier
@@ -78,7 +78,7 @@ class Diary:
 class Crossings:
     """Everything that is on its way out, away, or on its way back in the step under way."""
 
-    def __init__(self, tier: Tier, device: Device, watchdog_seconds: float) -> None:
+    def __init__(self, tier: Tier, device: DeviceMemory, watchdog_seconds: float) -> None:
         self.device = device
         self.diary = Diary()
         self.error: BaseException | None = None

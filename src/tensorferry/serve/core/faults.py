@@ -5,7 +5,7 @@ RequestFault
 ├── TooLarge         more bytes than the server takes
 ├── MemoryFull       more bytes than it has left for clients just now
 ├── Denied           no key, or a wrong one
-├── Forbidden        sent by a page of another site
+├── Forbidden        not for this client: a page of another site, a name that is not the server's, a key for less
 ├── NotFound         no such model, version, region or address
 ├── Conflict         the name is taken
 ├── Unavailable      not now: loading, full, too late, shutting down
@@ -37,7 +37,7 @@ class Denied(RequestFault):
 
 
 class Forbidden(RequestFault):
-    """Sent by a page of another site."""
+    """Not for this client, whoever it is: a page of another site, a name that is not the server's, a key for less."""
 
 
 class NotFound(RequestFault):

@@ -27,14 +27,18 @@ class ApiKeys:
 
     def check(self, sent: str) -> None:
         """Raise Denied unless `sent` (`Bearer KEY`, or the key alone) is a good key."""
+        if not self.knows(sent):
+            raise Denied("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+
+    def knows(self, sent: str) -> bool:
+        """Whether it is one."""
         now = time.monotonic()
         if now - self.looked_at > _LOOK_SECONDS:
             self._look()
         key = sent[len(_SCHEME) :].strip() if sent[: len(_SCHEME)].lower() == _SCHEME else sent.strip()
         digest = hashlib.sha256(key.encode()).digest()
         # every hash is compared, so that the time tells nothing
-        if not key or sum(hmac.compare_digest(digest, known) for known in self.hashes) == 0:
-            raise Denied("a valid API key is needed: send it as 'Authorization: Bearer KEY'")
+        return bool(key) and sum(hmac.compare_digest(digest, known) for known in self.hashes) > 0
 
     def _look(self) -> None:
         self.looked_at = time.monotonic()

@@ -51,6 +51,8 @@ class Head:
     timeout: str = ""
     key: str = ""
     traceparent: str = ""
+    authority: str = ""
+    origin: str = ""
     content_length: int | None = None
 
 
@@ -164,6 +166,8 @@ def read_head(fields: Iterable[Field]) -> Head:
         timeout=_text(found.get(b"grpc-timeout", b"")),
         key=_text(found.get(b"authorization", b"")),
         traceparent=_text(found.get(b"traceparent", b"")),
+        authority=_text(pseudo.get(b":authority") or found.get(b"host", b"")),
+        origin=_text(found.get(b"origin", b"")),
         content_length=None if length is None else int(length),
     )
 

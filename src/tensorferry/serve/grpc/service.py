@@ -5,9 +5,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from tensorferry.serve.core.access import Access
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import Unsupported
-from tensorferry.serve.core.keys import ApiKeys
 from tensorferry.serve.core.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
 from tensorferry.serve.grpc import health
 from tensorferry.serve.grpc.calls import Call, Listener, Run, Unary
@@ -21,6 +21,12 @@ from tensorferry.serve.grpc.streams import Stream
 _SERVICE = "inference.GRPCInferenceService"
 _OPEN = frozenset({"ServerLive", "ServerReady", "ModelReady"})  # answered without a key, for probes
 _WITH_DATA = frozenset({"ModelInfer", "ModelStreamInfer", "RepositoryModelLoad"})  # messages of others are small
+_CONTROL = frozenset(
+    (
+        *("RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting", "LogSettings"),
+        *(f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Status", "Register", "Unregister")),
+    )
+)
 _NOT_POST = write_first_block([(b":status", b"405"), (b"allow", b"POST")])
 _NOT_GRPC = write_first_block([(b":status", b"415")])
 
@@ -28,8 +34,8 @@ _NOT_GRPC = write_first_block([(b":status", b"415")])
 class Service:
     """Answers gRPC calls out of the data plane."""
 
-    def __init__(self, plane: DataPlane, keys: ApiKeys | None, max_message_nbytes: int) -> None:
-        self.keys = keys
+    def __init__(self, plane: DataPlane, access: Access, max_message_nbytes: int) -> None:
+        self.access = access
         self.max_message_nbytes = max_message_nbytes
         self.max_control_nbytes = min(MAX_CONTROL_NBYTES, max_message_nbytes)
         probe = health.Health(plane, frozenset({"", _SERVICE, health.SERVICE}))
@@ -43,6 +49,7 @@ class Service:
         self.listeners: dict[str, Callable[[Call], Listener]] = {path: partial(Unary, run=run) for path, run in runs.items()}
         self.listeners[f"/{_SERVICE}/ModelStreamInfer"] = partial(StreamInfer, plane)
         self.data_paths = {f"/{_SERVICE}/{name}" for name in _WITH_DATA}
+        self.control_paths = {f"/{_SERVICE}/{name}" for name in _CONTROL}
         self.open_paths = {f"/{_SERVICE}/{name}" for name in _OPEN} | {f"/{health.SERVICE}/{name}" for name in ("Check", "Watch")}
 
     def open(self, stream: Stream, head: Head) -> Call:
@@ -67,8 +74,11 @@ class Service:
         listener = self.listeners.get(head.path)
         if listener is None:
             raise Unsupported(f"this server has no method {head.path[:200]}")
-        if self.keys is not None and head.path not in self.open_paths:
-            self.keys.check(head.key)
+        self.access.hosts.check(head.authority)
+        if head.origin:  # a browser's, which can speak no gRPC but to what it takes for its own site
+            self.access.hosts.check(head.origin.partition("://")[2])
+        is_open = head.path in self.open_paths
+        self.access.check(head.key, is_control=head.path in self.control_paths, needs_key=not is_open)
         return listener
 
 

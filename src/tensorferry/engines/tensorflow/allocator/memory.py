@@ -2,7 +2,7 @@
 
 A budget is for the rise of resident memory, and the allocator tells where in a step it comes from. They differ by what is
 outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, whose pages are taken from it where memory is
-short: see `pages`.
+short: see `free_pages`.
 
 What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short they go
 back to the system at once.
@@ -20,9 +20,16 @@ from typing import Any
 import tensorflow as tf
 
 from tensorferry.engines.resident import Heap, ResidentMeter
-from tensorferry.engines.tensorflow.caps import ALLOCATOR_CAP_NOTE, PROCESS_CAP_NOTE, ProcessCap, read_allocator_cap
-from tensorferry.engines.tensorflow.pages import FreePages
-from tensorferry.engines.tensorflow.regions import share_to_leave, without_books
+from tensorferry.engines.tensorflow.allocator.addresses import (
+    ALLOCATOR_CAP_NOTE,
+    PROCESS_CAP_NOTE,
+    ProcessCap,
+    largest_region,
+    read_allocator_cap,
+    share_to_leave,
+)
+from tensorferry.engines.tensorflow.allocator.blocks import FreeBlocks
+from tensorferry.engines.tensorflow.allocator.free_pages import foresee, give_back, send_home
 
 _SCRATCH_NBYTES = 4 * 2**20  # smaller blocks of oneDNN's are many, and to fault their pages in again costs more than they hold
 _WORTH_RETURNING_SHARE = 1 / 32  # of the limit, so that pages do not come and go all the time
@@ -46,7 +53,7 @@ class Room:
     note: str  # which cap it is
 
 
-class Device:
+class DeviceMemory:
     """A device's memory over what was held before the model was built."""
 
     def __init__(self, held_nbytes: int, name: str = "CPU:0") -> None:
@@ -54,7 +61,7 @@ class Device:
         self.name = name
         self._meter = ResidentMeter()
         self._heap = Heap()
-        self._pages = FreePages(name, self._meter)
+        self._free = FreeBlocks(name, self._meter)
         self.has_statistics = _has_statistics(name)
         self._allocator_cap = read_allocator_cap() if self.has_statistics else None
         self._process_cap = ProcessCap(self._meter)
@@ -111,7 +118,7 @@ class Device:
     def probe(self) -> Peaks:
         """Since `begin_probe`."""
         allocated_nbytes = self._info()["peak"]
-        self._pages.note_peak(allocated_nbytes)
+        self._free.note_peak(allocated_nbytes)
         return Peaks(allocated_nbytes - self._allocated_before, self._meter.peak_nbytes() - self._resident_before)
 
     def highest_resident_nbytes(self) -> int:
@@ -137,18 +144,18 @@ class Device:
         if not self.has_statistics:
             return
         self.peaks()
-        self.trim()  # a region may take the heap's free end beside what is left of a cap, and then its books have no room
+        self.trim()  # a region may take the heap's free end beside what is left of a cap, and then its bookkeeping has no room
         room, left_nbytes = self.room(), self._process_cap.left_nbytes()
         needed_nbytes = _FAR_FACTOR * nbytes + self._kept_back_nbytes
         is_far = self._allocator_cap is None and (left_nbytes is None or left_nbytes >= needed_nbytes)
         if room is None or is_far:
             self._may_grow = True
-            self._pages.reserve(int(_SPREAD_FACTOR * max(0, nbytes)))
+            self._free.reserve(int(_SPREAD_FACTOR * max(0, nbytes)))
         else:
-            self._elsewhere_nbytes = 0 if self._pages.region_nbytes() else self._info()["current"]
+            self._elsewhere_nbytes = 0 if self._free.region_nbytes() else self._info()["current"]
             left_nbytes, asked_nbytes = share_to_leave(max(0, room.nbytes - self.allocated_nbytes()))
             with self._process_cap.leaving(left_nbytes):
-                self._pages.reserve(asked_nbytes)
+                self._free.reserve(asked_nbytes)
             self.is_bounded = room.nbytes <= room_nbytes
         self._has_reserved = True
         tf.config.experimental.reset_memory_stats(self.name)  # it was held by nobody
@@ -203,7 +210,7 @@ class Device:
         if self._limit_nbytes is None:
             return
         if self.has_statistics:
-            self._pages.send_home(variables)
+            send_home(self._free, variables)
         self.trim()
 
     def _return_free_pages(self, blocks: Sequence[int] = (), over_nbytes: int = sys.maxsize, least_nbytes: int = 0) -> None:
@@ -211,13 +218,13 @@ class Device:
 
         It is less where they lie on pages already, which stay, but `least_nbytes` in any case.
         """
-        if not self._may_grow or not self._pages.is_known:
+        if not self._may_grow or not self._free.may_ask:
             return
         self.peaks()
-        places = self._pages.foresee(blocks)
+        places = foresee(self._free, blocks)
         wanted_nbytes = max(over_nbytes - sum(place.resident_nbytes for place in places), least_nbytes)
         if wanted_nbytes > 0:
-            left_nbytes = self._pages.give_back(wanted_nbytes + self._worth_nbytes, places)
+            left_nbytes = give_back(self._free, wanted_nbytes + self._worth_nbytes, places)
             self._apart_nbytes = self.resident_nbytes() - self.allocated_nbytes() - left_nbytes
         tf.config.experimental.reset_memory_stats(self.name)  # what was asked for was held by nobody
 
@@ -236,11 +243,11 @@ class Device:
         left_nbytes = self._process_cap.left_nbytes() if self.has_statistics else None
         if left_nbytes is None:
             return None
-        region_nbytes = self._pages.region_nbytes()
+        region_nbytes = self._free.region_nbytes()
         there_nbytes = region_nbytes + self._elsewhere_nbytes if region_nbytes else self._info()["current"]
         if self._has_reserved and not self._may_grow:
             return there_nbytes
-        return there_nbytes + without_books(max(0, left_nbytes - self._kept_back_nbytes))
+        return there_nbytes + largest_region(max(0, left_nbytes - self._kept_back_nbytes))
 
     def _info(self) -> dict[str, int]:
         if self.has_statistics:
