@@ -180,6 +180,13 @@ class ThreadCopyOut(CopyOut[Block]):
             raise self._error
         return self._slot
 
+    def release(self) -> None:
+        """Forget the bytes, wherever they are; a copy under way gives its slot back when it has ended."""
+        with self._lock:
+            slot, self._slot, self._block, self._void = self._slot, None, None, True
+        if slot is not None:
+            self._tier.release(slot)
+
 
 class ThreadCopyIn(CopyIn[Block]):
     """A copy in that a lane runs."""
@@ -210,9 +217,13 @@ class ThreadCopyIn(CopyIn[Block]):
     def wait(self, seconds: float) -> bool:
         return self._ended.wait(seconds)
 
-    def take(self) -> Block:
+    def check(self) -> None:
+        """Raise what went wrong."""
         if self._error is not None:
             raise self._error
+
+    def take(self) -> Block:
+        self.check()
         assert self._block is not None, "taken before it was done, or twice"
         block, self._block = self._block, None
         return block

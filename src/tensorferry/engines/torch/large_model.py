@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import torch
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
+from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
-from tensorferry.engines.torch.course import Course
 from tensorferry.engines.torch.forecast import Forecast, forecast
+from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.opening import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
@@ -30,7 +31,7 @@ from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import too_small
-from tensorferry.report import Counters, Report
+from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
@@ -39,7 +40,7 @@ _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
 # what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step
 _COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
-_MAX_COURSES = 32  # kinds of step remembered
+_MAX_KINDS = 32  # kinds of step remembered
 
 
 class AnyStep(Protocol):
@@ -103,8 +104,8 @@ class LargeModel:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._open_device = open_device
-        self._courses: dict[Any, Course] = {}
-        self._course: Course | None = None
+        self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
+        self._history: OpHistory | None = None
         self._step: AnyStep | None = None
         self._step_over = True  # backward has run, or there was no step yet
         self._forward_begun = False  # since then
@@ -263,26 +264,25 @@ class LargeModel:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            if not self._courses and not self._forecast_inputs:  # it began below the model, in one of its layers
+            if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_what_stands()
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
             kind = (first.shape, first.dtype, self._model.training, adds_up)
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
-            course = self._course = self._courses.pop(kind, None) or Course(num_records=1 if self._courses else 2)
-            self._courses[kind] = course
-            if len(self._courses) > _MAX_COURSES:
-                del self._courses[next(iter(self._courses))]  # the one not used for longest
-            if course.wants_plan:
-                self._plan(course)
+            num_records = 1 if self._kinds else 2
+            history = self._history = self._kinds.find(kind) or self._kinds.add(kind, OpHistory(num_records))
+            if history.wants_plan:
+                self._plan(history)
             step: RecordingStep | PlannedStep
             reuses_freed = False
-            if course.wants_record or course.schedule is None:
+            if history.mode is StepMode.RECORDED:
                 step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states)
             else:
-                step = PlannedStep(self._store, self._states, course.schedule, self._limit_nbytes)
-                reuses_freed = course.schedule.reuses_freed
-                if not course.settled:
+                assert history.schedule is not None
+                step = PlannedStep(self._store, self._states, history.schedule, self._limit_nbytes)
+                reuses_freed = history.schedule.reuses_freed
+                if not history.settled:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
             self._device.count_touched(isinstance(step, RecordingStep))
@@ -292,17 +292,17 @@ class LargeModel:
             step.swap_out_states()
 
     def _end_step(self) -> None:
-        step, course = self._step, self._course
+        step, history = self._step, self._history
         self._step = None
-        if step is None or course is None:
+        if step is None or history is None:
             return
         self._num_steps += 1
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
             step.end()
-            course.end_record(step)
+            history.end_recording(step)
         elif isinstance(step, PlannedStep):
-            course.end_planned(step, self._device.peak_nbytes())
+            history.end_step(step, self._device.peak_nbytes())
 
     def _include_earlier(self, inputs: Iterable[tuple[int, int]]) -> None:
         """A batch from before the context is the step's all the same; `inputs` are addresses of blocks and their bytes."""
@@ -312,19 +312,19 @@ class LargeModel:
             self._device.include(earlier_nbytes - self._included_nbytes)
             self._included_nbytes = earlier_nbytes
 
-    def _plan(self, course: Course) -> None:
+    def _plan(self, history: OpHistory) -> None:
         self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
-        trace = course.refresh_trace(self._device.resident_nbytes())
+        trace = history.refresh_trace(self._device.resident_nbytes())
         self._refuse_below_floor(trace)
-        if course.wants_record:
+        if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
+        history.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
         self._num_plans += 1
-        assert course.schedule is not None
-        self._tier.check_room(course.schedule.plan.nbytes(Action.SWAP))
+        assert history.plan is not None
+        self._tier.check_room(history.plan.nbytes(Action.SWAP))
 
     def _refuse_what_stands(self) -> None:
         """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
@@ -361,21 +361,16 @@ class LargeModel:
         """What was planned and what was measured, for the kind of step that was last planned."""
         if not self._entered:
             raise BadUse("nothing to report yet: enter the context first")
-        planned = [course for course in self._courses.values() if course.schedule is not None]
-        course = planned[-1] if planned else Course(num_records=1)
-        schedule, median = course.schedule, course.median_step()
-        return Report(
-            plan=schedule.plan if schedule else None,
-            trace=course.trace,
-            predicted=course.predicted,
-            measured=median[0] if median else None,
+        history = self._kinds.last_planned
+        trace = history.trace if history else None
+        return make_report(
+            history,
             budget_nbytes=self.budget_nbytes,
-            measured_peak_nbytes=self.peak_nbytes,
+            peak_nbytes=self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            moved=median[1] if median else Counters(),
-            notes=(*self._notes, *(floor_notes(course.trace) if course.trace else ())),
+            notes=(*self._notes, *(floor_notes(trace) if trace else ())),
         )
 
     def _note(self, text: str) -> None:

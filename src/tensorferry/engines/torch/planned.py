@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensorferry.engines.core.history import StepMode
 from tensorferry.engines.core.log import StepLog
 from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.lean import run_op
@@ -27,7 +28,7 @@ from tensorferry.trace import Kind, Trace
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepSchedule:
     """A plan as a step reads it: by op position, and by the ordinal of a save."""
 
     trace: Trace
@@ -115,14 +116,14 @@ class OpLog(StepLog):
 
 
 class PlannedStep:
-    """Follows a schedule; `on_plan` tells whether it still could."""
+    """Follows a schedule as long as it is like its record; `mode` tells whether it still is."""
 
-    def __init__(self, store: SavedTensors, states: OptimizerStates, schedule: Schedule, limit_nbytes: int) -> None:
+    def __init__(self, store: SavedTensors, states: OptimizerStates, schedule: StepSchedule, limit_nbytes: int) -> None:
         self.store = store
         self.states = states
         self.schedule = schedule
         self.limit_nbytes = limit_nbytes
-        self.on_plan = True
+        self.mode = StepMode.PLANNED
         self.log = OpLog()
         self._position = 0
         self._saved: list[weakref.ref[SavedStorage]] = []
@@ -142,7 +143,7 @@ class PlannedStep:
         """Run an op when there is room for it."""
         position = self._position
         self._position += 1
-        planned = self.on_plan and self._expects(position, func)
+        planned = self.mode is StepMode.PLANNED and self._expects(position, func)
         with self.store.lock:
             if planned:
                 is_tight = self._prepare(position)
@@ -181,9 +182,9 @@ class PlannedStep:
 
     def _place(self, saved: SavedStorage) -> None:
         schedule, ordinal = self.schedule, saved.ordinal
-        if self.on_plan and (ordinal >= len(schedule.nbytes) or schedule.nbytes[ordinal] not in (None, saved.nbytes)):
-            self.on_plan = False
-        if not self.on_plan:
+        if ordinal >= len(schedule.nbytes) or schedule.nbytes[ordinal] not in (None, saved.nbytes):
+            self.mode = StepMode.OFF_PLAN
+        if self.mode is StepMode.OFF_PLAN:
             saved.label = "not in the plan"
             self.store.swapper.swap_out_now(saved)
             return
@@ -220,7 +221,8 @@ class PlannedStep:
         if position < len(funcs) and funcs[position] is func:
             return True
         # after the last use a step may go on as it likes: another optimizer, an evaluation
-        self.on_plan = position > self.schedule.last_wanted
+        if position <= self.schedule.last_wanted:
+            self.mode = StepMode.OFF_PLAN
         return False
 
     def _prepare(self, position: int) -> bool:
@@ -305,7 +307,7 @@ class PlannedStep:
     @property
     def complete(self) -> bool:
         """Whether it ran through all of the plan."""
-        return self.on_plan and self._position > self.schedule.last_wanted
+        return self.mode is StepMode.PLANNED and self._position > self.schedule.last_wanted
 
     def op_seconds(self) -> np.ndarray:
         """Compute seconds of the planned ops: from start to start, without waits and replays."""
