@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= 2
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test lint docs proto clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,11 @@ test: lint
 # the documentation as a site that opens offline: site/index.html
 docs: setup
 	$(BIN)/zensical build --strict --clean
+
+# the server's messages from their .proto files
+PROTO := src/tensorferry/serve/proto
+proto: setup
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --include_imports --descriptor_set_out=$(PROTO)/descriptors.binpb $(PROTO)/*.proto
 
 clean:
 	rm -rf $(VENV) site

@@ -32,6 +32,7 @@ from tensorferry.errors import (
 )
 
 if TYPE_CHECKING:
+    from tensorferry import datasets
     from tensorferry.engines import tensorflow
     from tensorferry.engines.capture import capture
     from tensorferry.engines.keras import LargeModel
@@ -79,6 +80,7 @@ __all__ = [
     "Timeline",
     "Trace",
     "capture",
+    "datasets",
     "estimate",
     "find_machine",
     "large_model",
@@ -101,6 +103,7 @@ _HOMES = {
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.capture",
+    "datasets": "tensorferry",
     "estimate": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
@@ -112,7 +115,7 @@ _HOMES = {
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
 }
-_MODULES = {"tensorflow"}  # public names that are modules themselves
+_MODULES = {"datasets", "tensorflow"}  # public names that are modules themselves
 
 
 def __getattr__(name: str) -> Any:

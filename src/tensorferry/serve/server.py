@@ -28,7 +28,7 @@ from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.front import Front
-from tensorferry.serve.grpc import http2
+from tensorferry.serve.grpc import connection as http2
 from tensorferry.serve.grpc.service import Service
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.page.metrics import CONTENT_TYPE, make_registry, write_metrics

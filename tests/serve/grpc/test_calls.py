@@ -12,18 +12,17 @@ from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
-from tensorferry.serve.grpc.calls import Call, Unary
+from tensorferry.serve.grpc.calls import Call, Status, Unary
+from tensorferry.serve.grpc.connection import Connection
 from tensorferry.serve.grpc.frames import RST_STREAM, Setting
-from tensorferry.serve.grpc.heads import Head
-from tensorferry.serve.grpc.http2 import Connection
-from tensorferry.serve.grpc.messages import Status
+from tensorferry.serve.grpc.headers import CallHeaders
 from tensorferry.serve.grpc.streams import Stream
 
 
 class Echo:
     """Answers `wrong` with an error, `never` not at all, and anything else with itself."""
 
-    def open(self, stream: Stream, head: Head) -> Call:
+    def open(self, stream: Stream, head: CallHeaders) -> Call:
         """Begin a call."""
         call = Call(stream, head, 100_000)
         call.start(Unary(call, self.answer))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.core.cache import ResponseCache
@@ -23,12 +22,13 @@ from tensorferry.serve.core.scheduler import Instance, Scheduler
 from tensorferry.serve.core.spec import ModelSpec, datatype_name, make_spec
 from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runner, Runtime
 from tensorferry.serve.runtimes.table import BACKENDS, find_backend, load_runtime
 from tensorferry.serve.runtimes.worker import WorkerRuntime
 
 _LOG = logging.getLogger("tensorferry.serve")
-_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+_GPU = pb.ModelInstanceGroup.KIND_GPU
 _MAX_INSTANCES = 64  # each is a thread, and a copy of what a runtime needs to run
 
 
@@ -48,7 +48,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
     """The model in `folder / version`, warmed up; raises BadModel or MissingExtra."""
     version_folder = folder / str(version)
     backend, path = find_backend(config, version_folder)
-    groups = list(config.instance_group) or [model_config_pb2.ModelInstanceGroup(count=1)]
+    groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
     options = _make_options(workshop, config, path, groups)
     runtime = _open_runtime(backend, options)
     runners: list[Runner] = []

@@ -10,37 +10,26 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
-
 from tensorferry.errors import FerryError
 from tensorferry.serve.core.dataplane import DataPlane
-from tensorferry.serve.core.faults import InvalidRequest, RequestFault
+from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.memory import STREAM_NBYTES, Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.tracing import HEADER, TraceContext, read_trace
-from tensorferry.serve.grpc.calls import Call, Cancellable
+from tensorferry.serve.grpc.calls import Call, Cancellable, Status, parse, status_of
 from tensorferry.serve.grpc.infer import Outline, outline, read_request, write_response
-from tensorferry.serve.grpc.messages import Status, status_of
+from tensorferry.serve.proto import inference as pb
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_AHEAD = 64  # requests of one stream that may be under way, or whose answers wait to be read
 Outcome = InferResponse | RequestFault
 
 
-def parse(kind: Any, data: bytes) -> Any:
-    """The message that bytes are; what is none is the client's fault."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InvalidRequest(f"the bytes are not a {kind.DESCRIPTOR.name}") from None
-
-
 def infer(plane: DataPlane, call: Call, data: bytes) -> None:
     """Answer ModelInfer."""
-    trace = read_trace(call.head.traceparent) if call.head.traceparent else None
+    trace = read_trace(call.headers.traceparent) if call.headers.traceparent else None
     if trace is not None:
         call.trailers = ((HEADER.encode(), trace.header.encode()),)
     inference = UnaryInference(plane, call, trace)
@@ -229,7 +218,7 @@ class StreamInfer:
     def __init__(self, plane: DataPlane, call: Call) -> None:
         self.plane = plane
         self.call = call
-        self.trace = read_trace(call.head.traceparent) if call.head.traceparent else None
+        self.trace = read_trace(call.headers.traceparent) if call.headers.traceparent else None
         self.slots: deque[StreamedInference] = deque()
         self.num_nbytes = 0
         self.has_ended = False

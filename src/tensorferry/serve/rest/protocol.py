@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         self.app = app
         self.limits = limits
         self.connections = connections
-        self.seat = Charge(budget)  # for the connection itself, and for small requests
+        self.reserved = Charge(budget)  # for the connection itself, and for small requests
         self.charge = Charge(budget)  # for what a request takes beyond that
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         """A client has come."""
         self.transport = transport
         try:
-            self.seat.add(CONNECTION_NBYTES)
+            self.reserved.add(CONNECTION_NBYTES)
         except MemoryFull as fault:
             self._end_with(*self.app.explain(fault))
         if len(self.connections) >= self.limits.max_connections:
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
             self.exchange.abandon()
             self.exchange = None
         self.charge.close()
-        self.seat.release()
+        self.reserved.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -443,7 +443,7 @@ class Connection(asyncio.Protocol):
         if self.exchange is None and not self.is_reading and not self.waiting and not self.unparsed and not self.is_refused:
             self._half_close()
 
-    def sweep(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long; called about once a second."""
         waited = now - self.changed_at
         if self.is_refused and not self.is_paused:

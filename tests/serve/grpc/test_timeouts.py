@@ -11,16 +11,16 @@ from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
 from tensorferry.serve.grpc.calls import Call, Unary
+from tensorferry.serve.grpc.connection import Connection
 from tensorferry.serve.grpc.frames import ACK, PING, Code
-from tensorferry.serve.grpc.heads import Head
-from tensorferry.serve.grpc.http2 import Connection
+from tensorferry.serve.grpc.headers import CallHeaders
 from tensorferry.serve.grpc.streams import Stream
 
 
 class Never:
     """Takes calls and answers none."""
 
-    def open(self, stream: Stream, head: Head) -> Call:
+    def open(self, stream: Stream, head: CallHeaders) -> Call:
         """Begin one."""
         call = Call(stream, head, 1000)
         call.start(Unary(call, lambda *_: None))

@@ -32,16 +32,16 @@ _NEEDED = {b":method", b":scheme", b":path"}
 Field = tuple[bytes, bytes]
 
 
-class Malformed(Exception):
+class MalformedHeaders(Exception):
     """A head that is no head of a request: its stream ends."""
 
 
-class HeadTooLarge(Exception):
+class HeadersTooLarge(Exception):
     """A head of more bytes than a client was told it may have: its call ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CallHeaders:
     """What a request's headers say, as far as the server asks."""
 
     method: str
@@ -77,27 +77,27 @@ class WatchedTable(HeaderTable):
         HeaderTable.maxsize.fset(self, nbytes)  # type: ignore[attr-defined]  # a property's setter has no other name
 
 
-class HeadReader:
+class HeaderReader:
     """Reads the header blocks of one connection, in their order."""
 
     def __init__(self) -> None:
         self.decoder = Decoder(_MAX_DECODED_NBYTES)
         self.table = WatchedTable()
         self.decoder.header_table = self.table
-        self.known: dict[bytes, Head] = {}
+        self.known: dict[bytes, CallHeaders] = {}
         self.num_nbytes = 0  # of the last block that was decoded
         self.cost = 0  # of the last block: what decoding it takes, in units of a small frame
 
-    def read(self, block: bytes) -> Head:
-        """The head of a request; raises Malformed or HeadTooLarge, after which the connection goes on, or ConnectionFault."""
+    def read(self, block: bytes) -> CallHeaders:
+        """The head of a request; raises MalformedHeaders, HeadersTooLarge, or ConnectionFault, which ends the connection."""
         head = self.known.get(block)
         if head is not None:
             self.cost = 0
             return head
         fields = self.decode(block)
         if self.num_nbytes > MAX_LIST_NBYTES:
-            raise HeadTooLarge(f"the metadata take {self.num_nbytes} bytes, the most this server takes is {MAX_LIST_NBYTES}")
-        head = read_head(fields)
+            raise HeadersTooLarge(f"the metadata take {self.num_nbytes} bytes, the most this server takes is {MAX_LIST_NBYTES}")
+        head = read_headers(fields)
         if not self.table.is_changed and len(block) <= _MAX_KNOWN_NBYTES:
             if len(self.known) >= _MAX_KNOWN:
                 self.known.clear()
@@ -135,30 +135,30 @@ def _check_size_updates(block: bytes) -> None:
             at += 1
 
 
-def read_head(fields: Iterable[Field]) -> Head:
+def read_headers(fields: Iterable[Field]) -> CallHeaders:
     """The head that fields make (RFC 9113, 8.2 and 8.3)."""
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     for name, value in fields:
         if _BAD_VALUE.search(value):
-            raise Malformed
+            raise MalformedHeaders
         if name.startswith(b":"):
             if found or name in pseudo or name not in (*_NEEDED, b":authority"):
-                raise Malformed
+                raise MalformedHeaders
             pseudo[name] = value
             continue
         if not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
-            raise Malformed
+            raise MalformedHeaders
         if name == b"content-length" and found.get(name, value) != value:
-            raise Malformed
+            raise MalformedHeaders
         # two names for a key: the one that comes last counts
         found[b"authorization" if name == b"x-api-key" else name] = value
     if not pseudo.keys() >= _NEEDED or not pseudo[b":path"]:
-        raise Malformed
+        raise MalformedHeaders
     length = found.get(b"content-length")
     if length is not None and (not length.isdigit() or len(length) > 18):
-        raise Malformed
-    return Head(
+        raise MalformedHeaders
+    return CallHeaders(
         method=_text(pseudo[b":method"]),
         path=_text(pseudo[b":path"]),
         content_type=_text(found.get(b"content-type", b"")),

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorferry.serve.grpc.frames import Code, ConnectionFault
-from tensorferry.serve.grpc.heads import MAX_LIST_NBYTES, Head, HeadReader, Malformed, read_head, write_block, write_first_block
+from tensorferry.serve.grpc.headers import (
+    MAX_LIST_NBYTES,
+    CallHeaders,
+    HeaderReader,
+    MalformedHeaders,
+    read_headers,
+    write_block,
+    write_first_block,
+)
 
 GOOD = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/B"), (b"te", b"trailers")]
 
@@ -32,18 +40,18 @@ def encode(encoder: hpack.Encoder, fields: list[tuple[bytes, bytes, bool]]) -> b
 @settings(max_examples=300, deadline=None)
 @given(sent=st.lists(blocks, min_size=1, max_size=25))
 def test_a_block_that_is_found_means_what_decoding_it_means(sent: list[Any]) -> None:
-    encoder, reference, reader = hpack.Encoder(), hpack.Decoder(MAX_LIST_NBYTES), HeadReader()
+    encoder, reference, reader = hpack.Encoder(), hpack.Decoder(MAX_LIST_NBYTES), HeaderReader()
     for fields, table_nbytes in sent:
         if table_nbytes is not None:
             encoder.header_table_size = table_nbytes
         block = encode(encoder, fields)
-        assert reader.read(block) == read_head(reference.decode(block, raw=True))
+        assert reader.read(block) == read_headers(reference.decode(block, raw=True))
         assert list(reader.table.dynamic_entries) == list(reference.header_table.dynamic_entries)
         assert reader.table.maxsize == reference.header_table.maxsize
 
 
 def test_a_block_is_found_again_until_the_table_changes() -> None:
-    reader, plain = HeadReader(), write_block(GOOD)
+    reader, plain = HeaderReader(), write_block(GOOD)
     add_one, add_two = (plain + b"\x40\x0cgrpc-timeout\x03" + value for value in (b"one", b"two"))
     block = plain + b"\xbe"  # whatever was added last
     assert reader.read(add_one).timeout == "one"
@@ -57,23 +65,23 @@ def test_a_block_is_found_again_until_the_table_changes() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    reader = HeadReader()
+    reader = HeaderReader()
     for number in range(500):
         reader.read(write_block([*GOOD, (b"traceparent", b"%d" % number)]))
         assert len(reader.known) <= 32
-    reader = HeadReader()
+    reader = HeaderReader()
     reader.read(write_block([*GOOD, (b"x", b"y" * 2000)]))
     assert not reader.known
 
 
 def test_a_malformed_head_does_not_keep_a_stale_one() -> None:
-    encoder, reader = hpack.Encoder(), HeadReader()
+    encoder, reader = hpack.Encoder(), HeaderReader()
     reader.read(encode(encoder, [(b"grpc-timeout", b"one", True)]))
     block = encode(encoder, [(b"grpc-timeout", b"one", True)])
     reader.read(block)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHeaders):
         reader.read(encode(encoder, [(b"Upper", b"two", True)]))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedHeaders):
         reader.read(block)  # its last number now stands for the malformed field
 
 
@@ -107,8 +115,8 @@ def test_a_malformed_head_does_not_keep_a_stale_one() -> None:
     ],
 )
 def test_fields_that_make_no_request_are_malformed(fields: list[tuple[bytes, bytes]]) -> None:
-    with pytest.raises(Malformed):
-        read_head(fields)
+    with pytest.raises(MalformedHeaders):
+        read_headers(fields)
 
 
 def test_a_head_has_what_the_server_asks_for() -> None:
@@ -122,7 +130,7 @@ def test_a_head_has_what_the_server_asks_for() -> None:
         (b"content-length", b"12"),
         (b"x-bin", b"\xff"),
     ]
-    assert read_head(fields) == Head(
+    assert read_headers(fields) == CallHeaders(
         method="POST",
         path="/a/B",
         content_type="application/grpc+proto",
@@ -148,17 +156,17 @@ def test_a_head_has_what_the_server_asks_for() -> None:
 )
 def test_blocks_that_break_the_table_or_blow_up_end_the_connection(block: bytes, code: Code) -> None:
     with pytest.raises(ConnectionFault) as fault:
-        HeadReader().read(block)
+        HeaderReader().read(block)
     assert fault.value.code is code
 
 
 @settings(max_examples=300, deadline=None)
 @given(block=st.binary(max_size=200))
 def test_any_bytes_are_a_head_or_refused(block: bytes) -> None:
-    reader = HeadReader()
+    reader = HeaderReader()
     try:
         reader.read(block)
-    except (Malformed, ConnectionFault):
+    except (MalformedHeaders, ConnectionFault):
         return
     pytest.fail("random bytes made a request")
 

@@ -2,8 +2,8 @@
 
 Whatever arrives is a frame that belongs here, or ends its stream or the connection as the standard says: `StreamFault` and
 `ConnectionFault` carry that up to `data_received`. Everything that a client can make the server hold or do is bounded: the size
-of frames and headers, the streams at a time, what they hold (`flow`), what brings nothing (`Patience`), and the time for each
-(`sweeping`).
+of frames and headers, the streams at a time, what they hold (`flow`), what brings nothing (`FloodLimit`), and the time for each
+(`check_timeouts`).
 """
 
 import asyncio
@@ -14,28 +14,36 @@ from collections import OrderedDict, deque
 from typing import Any, Protocol
 
 from tensorferry.serve.core.faults import MemoryFull
-from tensorferry.serve.core.limits import RpcLimits
+from tensorferry.serve.core.limits import LINGER_SECONDS, RpcLimits
 from tensorferry.serve.core.memory import STREAM_NBYTES, Charge, MemoryBudget
-from tensorferry.serve.grpc.control_frames import check_begun, handle_control
-from tensorferry.serve.grpc.flow import CONNECTION_WINDOW, Inflow, Outflow
 from tensorferry.serve.grpc.frames import (
+    ACK,
     CONTINUATION,
     DATA,
     DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
-    HEAD,
-    HEAD_NBYTES,
+    FRAME_HEADER,
+    FRAME_HEADER_NBYTES,
+    GOAWAY,
     HEADERS,
     MAX_FRAME_NBYTES,
     MAX_WINDOW,
     PADDED,
+    PING,
     PREFACE,
+    PRIORITY,
+    PUSH_PROMISE,
+    RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
     Code,
     ConnectionFault,
+    FloodLimit,
     Setting,
     StreamFault,
+    read_number,
+    read_settings,
     strip_padding,
     write_frame,
     write_goaway,
@@ -43,10 +51,8 @@ from tensorferry.serve.grpc.frames import (
     write_settings,
     write_window_update,
 )
-from tensorferry.serve.grpc.heads import MAX_LIST_NBYTES, Head, HeadReader, HeadTooLarge, Malformed
-from tensorferry.serve.grpc.patience import Patience
-from tensorferry.serve.grpc.streams import NOBODY, Receiver, Stream
-from tensorferry.serve.grpc.sweeping import Watches, sweep
+from tensorferry.serve.grpc.headers import MAX_LIST_NBYTES, CallHeaders, HeaderReader, HeadersTooLarge, MalformedHeaders
+from tensorferry.serve.grpc.streams import CONNECTION_WINDOW, NOBODY, Inflow, Outflow, Receiver, Stopwatch, Stream
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_CONTINUATIONS = 8
@@ -54,14 +60,18 @@ _MAX_UNSENT_NBYTES = 64 * 1024
 _MAX_RESET = 1024  # streams that were reset and are remembered: frames of those that we ended may still be on their way
 _MAX_SKIPPED = 64
 _FEW_FRAMES = 8
-_MORE_SEATS = 16
+_RESERVE_STREAMS = 16
+_OF_THE_CONNECTION = frozenset({SETTINGS, PING, GOAWAY})
+_OF_A_STREAM = frozenset({RST_STREAM, PRIORITY})
+_NUM_NBYTES = {PING: 8, RST_STREAM: 4, WINDOW_UPDATE: 4}
+_PROGRESS_NBYTES = 1024
 _TURN_SECONDS = 0.005  # how long one connection may keep others waiting before it goes on behind them
 
 
 class App(Protocol):
     """What answers requests."""
 
-    def open(self, stream: Stream, head: Head) -> Receiver:
+    def open(self, stream: Stream, headers: CallHeaders) -> Receiver:
         """Begin a request; nothing that a client sends raises out of here."""
 
     def refuse(self, stream: Stream, message: str) -> None:
@@ -75,17 +85,17 @@ class Connection(asyncio.Protocol):
         self.app = app
         self.limits = limits
         self.budget = budget
-        self.seats = Charge(budget)  # for streams with small messages
-        self.num_seats = 0
+        self.reserved = Charge(budget)  # for streams with small messages
+        self.num_reserved = 0
         self.connections = connections
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.loop = asyncio.get_running_loop()
         self.unsent: list[bytes] = []
         self.num_unsent_nbytes = 0
-        self.heads = HeadReader()
+        self.header_reader = HeaderReader()
         self.inflow = Inflow(self.write, limits.max_message_nbytes)
-        self.patience = Patience()
-        self.outflow = Outflow(self.write, self.patience, self._sent)
+        self.flood_limit = FloodLimit()
+        self.outflow = Outflow(self.write, self.flood_limit, self._sent)
         self.streams: dict[int, Stream] = {}
         self.last_number = 0
         self.reset: OrderedDict[int, bool] = OrderedDict()  # streams that were cut short; whether by the client
@@ -101,7 +111,7 @@ class Connection(asyncio.Protocol):
         self.is_draining = False  # the client was told to go
         self.is_ending = False  # and no more streams are taken
         self.num_reads = self.num_frames = 0
-        self.watches = Watches()
+        self.watches = Stopwatches()
 
     # ---- asyncio -----------------------------------------------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class Connection(asyncio.Protocol):
         """The client is gone: what it waited for need not be done."""
         self.connections.discard(self)
         self._abandon_all()
-        self.seats.release()
+        self.reserved.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -178,9 +188,9 @@ class Connection(asyncio.Protocol):
             self.has_begun = True
             at = len(PREFACE)
         num_frames, turn_ends_at = 0, 0.0
-        while end_of_data - at >= HEAD_NBYTES and not self.is_refused:
-            high, low, kind, flags, number = HEAD.unpack_from(data, at)
-            start = at + HEAD_NBYTES
+        while end_of_data - at >= FRAME_HEADER_NBYTES and not self.is_refused:
+            high, low, kind, flags, number = FRAME_HEADER.unpack_from(data, at)
+            start = at + FRAME_HEADER_NBYTES
             end = start + (high << 16) + low
             if end - start > MAX_FRAME_NBYTES:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {end - start} bytes, the most is {MAX_FRAME_NBYTES}")
@@ -190,14 +200,14 @@ class Connection(asyncio.Protocol):
             try:
                 self._handle(kind, flags, number & 0x7FFFFFFF, data[start:end])
             except StreamFault as fault:
-                self.patience.spend()
+                self.flood_limit.spend()
                 self.reset_stream(fault.number, fault.code)
             at = end
-            num_frames += self.heads.cost or 1
+            num_frames += self.header_reader.cost or 1
             if num_frames >= _FEW_FRAMES:  # most reads bring a call or two, for which the clock need not be asked
                 now = time.monotonic()
                 turn_ends_at = turn_ends_at or now + _TURN_SECONDS
-                if now > turn_ends_at and end_of_data - at >= HEAD_NBYTES:
+                if now > turn_ends_at and end_of_data - at >= FRAME_HEADER_NBYTES:
                     self.is_going_on = True
                     break
         return at
@@ -214,7 +224,7 @@ class Connection(asyncio.Protocol):
         elif kind == CONTINUATION:
             self._on_continuation(flags, number, payload)
         else:
-            self.patience.spend()
+            self.flood_limit.spend()
             handle_control(self, kind, flags, number, payload)
 
     def _on_data(self, flags: int, number: int, payload: bytes) -> None:
@@ -228,7 +238,7 @@ class Connection(asyncio.Protocol):
         if flags & PADDED:
             payload = strip_padding(payload, PADDED)
         if not payload and not ends:
-            self.patience.spend()
+            self.flood_limit.spend()
         if stream.num_promised is not None:
             stream.num_promised -= len(payload)
             if stream.num_promised < 0 or (ends and stream.num_promised):
@@ -247,7 +257,7 @@ class Connection(asyncio.Protocol):
             self.block, self.block_number, self.block_flags = [block], number, flags
 
     def _on_continuation(self, flags: int, number: int, payload: bytes) -> None:
-        self.patience.spend()
+        self.flood_limit.spend()
         if not self.block:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self.block.append(payload)
@@ -266,17 +276,17 @@ class Connection(asyncio.Protocol):
         self.last_number = number
         refusal = ""
         try:
-            head = self.heads.read(block)
-        except Malformed:
+            head = self.header_reader.read(block)
+        except MalformedHeaders:
             raise StreamFault(number, Code.PROTOCOL_ERROR) from None
-        except HeadTooLarge as error:
-            head, refusal = Head("", ""), str(error)
-        if self.heads.cost:
-            self.patience.spend(self.heads.cost)
+        except HeadersTooLarge as error:
+            head, refusal = CallHeaders("", ""), str(error)
+        if self.header_reader.cost:
+            self.flood_limit.spend(self.header_reader.cost)
         if self.is_ending:
             self.note_reset(number)  # GOAWAY has told the client that this stream will not be looked at
             return
-        if len(self.streams) >= self.num_seats and not self._take_seats():
+        if len(self.streams) >= self.num_reserved and not self._reserve_streams():
             raise StreamFault(number, Code.REFUSED_STREAM)
         ends = bool(flags & END_STREAM)
         if ends and head.content_length:
@@ -284,33 +294,33 @@ class Connection(asyncio.Protocol):
         stream = Stream(self, number, self.outflow.initial_window, head.content_length)
         self.streams[number] = stream
         stream.is_received = ends
-        stream.cost = self.heads.cost
+        stream.cost = self.header_reader.cost
         if refusal:
             self.app.refuse(stream, refusal)
             return
         receiver = self.app.open(stream, head)
         if stream.is_answered:  # there is no such call, or the client may not make it
-            self.patience.spend()
+            self.flood_limit.spend()
         if stream.is_gone:
             return
         stream.receiver = receiver
         if ends:
             receiver.receive(b"")
 
-    def _take_seats(self) -> bool:
+    def _reserve_streams(self) -> bool:
         """Have memory for some more streams at a time, which the connection then keeps; whether there is any."""
-        if self.num_seats >= self.limits.max_streams:
+        if self.num_reserved >= self.limits.max_streams:
             return False
         try:
-            self.seats.add(_MORE_SEATS * STREAM_NBYTES)
+            self.reserved.add(_RESERVE_STREAMS * STREAM_NBYTES)
         except MemoryFull:
             return False
-        self.num_seats = min(self.num_seats + _MORE_SEATS, self.limits.max_streams)
+        self.num_reserved = min(self.num_reserved + _RESERVE_STREAMS, self.limits.max_streams)
         return True
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
-        self.heads.decode(block)
-        self.patience.spend(self.heads.cost)
+        self.header_reader.decode(block)
+        self.flood_limit.spend(self.header_reader.cost)
         stream = self.streams.get(number)
         if stream is None and any(number in skipped for skipped in self.skipped):
             raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} comes after stream {self.last_number}")
@@ -327,7 +337,7 @@ class Connection(asyncio.Protocol):
     def _check_closed(self, number: int) -> None:
         """DATA of a stream that takes none: it may have crossed with our own end of the stream."""
         check_begun(self, number)
-        self.patience.spend()
+        self.flood_limit.spend()
         if self.reset.get(number, True):
             raise StreamFault(number, Code.STREAM_CLOSED)
 
@@ -366,7 +376,7 @@ class Connection(asyncio.Protocol):
             self.note_reset(stream.number)
             self.write(write_reset(stream.number, Code.NO_ERROR))
         if stream.receiver is not NOBODY:  # as for calls that are refused as they come
-            self.patience.earn(stream.cost)
+            self.flood_limit.earn(stream.cost)
         self._forget(stream)
 
     def drain(self) -> None:
@@ -388,9 +398,9 @@ class Connection(asyncio.Protocol):
         if not self.streams:
             self._half_close()
 
-    def sweep(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long; called about once a second."""
-        sweep(self, now)
+        check_timeouts(self, now)
 
     def _sent(self, stream: Stream) -> None:
         if stream.is_answered:
@@ -445,3 +455,132 @@ class Connection(asyncio.Protocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+
+def handle_control(connection: "Connection", kind: int, flags: int, number: int, payload: bytes) -> None:
+    """Do what a frame says; one of an unknown kind says nothing."""
+    if kind == WINDOW_UPDATE and len(payload) == 4:  # by far the most
+        _on_window_update(connection, number, payload)
+        return
+    if (number and kind in _OF_THE_CONNECTION) or (not number and kind in _OF_A_STREAM):
+        raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
+    if len(payload) != _NUM_NBYTES.get(kind, len(payload)):
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} with {len(payload)} bytes")
+    if kind in _HANDLERS:
+        _HANDLERS[kind](connection, flags, number, payload)
+
+
+def check_begun(connection: "Connection", number: int) -> None:
+    """Only HEADERS begin a stream, and those of clients are odd."""
+    if number % 2 == 0 or number > connection.last_number:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} has not begun")
+
+
+def _on_settings(connection: "Connection", flags: int, _: int, payload: bytes) -> None:
+    if flags & ACK:
+        if payload or not connection.has_settings:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
+        return
+    connection.has_settings = True
+    window = read_settings(payload).get(Setting.INITIAL_WINDOW_SIZE)
+    connection.write(write_frame(SETTINGS, ACK, 0, b""))  # before any DATA that the new window lets go
+    if window is not None:
+        connection.outflow.set_initial_window(window, list(connection.streams.values()))
+
+
+def _on_window_update(connection: "Connection", number: int, payload: bytes) -> None:
+    increment = read_number(payload)
+    if number == 0:
+        connection.outflow.widen(increment)
+        return
+    check_begun(connection, number)
+    stream = connection.streams.get(number)
+    if stream is not None:
+        connection.outflow.widen_stream(stream, increment)
+
+
+def _on_reset(connection: "Connection", _: int, number: int, __: bytes) -> None:
+    check_begun(connection, number)
+    stream = connection.streams.get(number)
+    if stream is not None:
+        connection.note_reset(number, by_client=True)
+        connection.abandon(stream)
+
+
+def _on_ping(connection: "Connection", flags: int, _: int, payload: bytes) -> None:
+    if not flags & ACK:
+        connection.write(write_frame(PING, ACK, 0, payload))
+
+
+def _on_goaway(connection: "Connection", _: int, __: int, payload: bytes) -> None:
+    if len(payload) < 8:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
+    connection.end()
+
+
+def _on_priority(_: "Connection", __: int, number: int, payload: bytes) -> None:
+    if len(payload) != 5:
+        raise StreamFault(number, Code.FRAME_SIZE_ERROR)
+
+
+def _on_push_promise(_: "Connection", __: int, ___: int, ____: bytes) -> None:
+    raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
+
+
+_HANDLERS = {
+    GOAWAY: _on_goaway,
+    PING: _on_ping,
+    PRIORITY: _on_priority,
+    PUSH_PROMISE: _on_push_promise,
+    RST_STREAM: _on_reset,
+    SETTINGS: _on_settings,
+}
+
+
+class Stopwatches:
+    """What is watched on one connection."""
+
+    __slots__ = ("lingering", "pinged_at", "silence", "slowness", "stall")
+
+    def __init__(self) -> None:
+        self.silence = Stopwatch()  # nothing comes
+        self.slowness = Stopwatch()  # a frame or a head has begun, and does not end
+        self.stall = Stopwatch()  # the client does not read
+        self.lingering = Stopwatch()
+        self.pinged_at = -1  # how many reads there had been when we asked whether the client is there
+
+
+def check_timeouts(connection: "Connection", now: float) -> None:
+    """End what takes too long."""
+    limits, watches, outflow = connection.limits, connection.watches, connection.outflow
+    if connection.is_refused:
+        if watches.lingering.look(True, now) > LINGER_SECONDS:
+            connection.transport.abort()
+        return
+    is_stuck = watches.stall.look(outflow.num_pauses if outflow.is_paused else None, now) > limits.read_seconds
+    is_partial = bool(connection.rest or connection.block or not connection.has_settings)
+    is_slow = watches.slowness.look(connection.num_frames if is_partial else None, now) > limits.read_seconds
+    silence = watches.silence.look(connection.num_reads, now)
+    if is_stuck or (connection.streams and silence > limits.ping_seconds + limits.pong_seconds):
+        connection.transport.abort()
+    elif is_slow:
+        connection.refuse(Code.ENHANCE_YOUR_CALM, f"a frame did not arrive within {limits.read_seconds:g} seconds")
+    elif connection.streams:
+        if silence > limits.ping_seconds and watches.pinged_at != connection.num_reads:
+            watches.pinged_at = connection.num_reads
+            connection.write(write_frame(PING, 0, 0, bytes(8)))
+        for stream in list(connection.streams.values()):
+            _check_stream_timeouts(connection, stream, now)
+    elif silence > limits.idle_seconds:
+        connection.end()
+
+
+def _check_stream_timeouts(connection: "Connection", stream: Stream, now: float) -> None:
+    seconds = connection.limits.read_seconds
+    # a window that is widened byte by byte is no progress
+    if stream.sending.look(stream.num_sent // _PROGRESS_NBYTES if stream.pending else None, now) > seconds:
+        connection.reset_stream(stream.number, Code.CANCEL)
+        return
+    waits_for_us = stream.is_received or stream.number in connection.inflow.waiting or not stream.receiver.wants_more
+    if stream.receiving.look(None if waits_for_us else stream.receiver.progress, now) > seconds:
+        stream.receiver.expire()

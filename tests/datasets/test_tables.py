@@ -1,0 +1,147 @@
+"""Tables in files: the same rows from every format, in memory or block by block, and errors that name the file."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+import pytest
+
+from tensorferry import BadData
+from tensorferry.datasets import Dataset, load, tables
+
+NUM_ROWS = 3000
+
+
+def make_table() -> pa.Table:
+    return pa.table(
+        {
+            "id": pa.array(range(NUM_ROWS), pa.int64()),
+            "height": pa.array([None if row == 7 else row / 4 for row in range(NUM_ROWS)], pa.float64()),
+            "floors": pa.array([None if row == NUM_ROWS - 1 else row % 9 for row in range(NUM_ROWS)], pa.int64()),
+            "city": pa.array([None if row == 5 else ("Łódź", "Bern", "São, Paulo")[row % 3] for row in range(NUM_ROWS)]),
+            "note": pa.array([f"row {row}" for row in range(NUM_ROWS)]),
+            "sold": pa.array([row % 2 == 0 for row in range(NUM_ROWS)]),
+        }
+    )
+
+
+def save(folder: Path, suffix: str) -> Path:
+    path, table = folder / f"houses{suffix}", make_table()
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path, row_group_size=400)
+    elif suffix == ".arrow":
+        with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=400)
+    elif suffix == ".jsonl":
+        import json
+
+        path.write_text("\n".join(json.dumps(row) for row in table.to_pylist()))
+    else:
+        options = pyarrow.csv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ",")
+        pyarrow.csv.write_csv(table, path, options)
+    return path
+
+
+def check(dataset: Dataset) -> None:
+    assert len(dataset) == NUM_ROWS
+    assert [(column.name, column.kind, column.dtype) for column in dataset.columns] == [
+        ("id", "integer", "int64"),
+        ("height", "number", "float64"),
+        ("floors", "number", "float64"),  # one is missing
+        ("city", "category", "object"),
+        ("note", "text", "object"),
+        ("sold", "boolean", "bool"),
+    ]
+    rows = dataset.numpy()
+    assert rows["id"].tolist() == list(range(NUM_ROWS))
+    assert np.flatnonzero(np.isnan(rows["height"])).tolist() == [7]
+    assert np.flatnonzero(np.isnan(rows["floors"])).tolist() == [NUM_ROWS - 1]
+    assert rows["city"][:6].tolist() == ["Łódź", "Bern", "São, Paulo", "Łódź", "Bern", None]
+    assert rows["sold"][:2].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("suffix", tables.SUFFIXES)
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    check(load(save(tmp_path, suffix)))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet", ".arrow"])
+def test_a_large_file_is_read_block_by_block(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)
+    monkeypatch.setattr(tables, "_BLOCK_NBYTES", 16384)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dataset = load(save(tmp_path, suffix))
+    assert len(dataset.rows.block_sizes) > 3
+    check(dataset)
+    first, second = ([batch["id"] for batch in dataset.batches(128, seed=5)] for _ in range(2))
+    assert all(map(np.array_equal, first, second))
+
+
+def test_a_large_text_file_is_converted_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = save(tmp_path, ".csv")
+    load(path)
+    (converted,) = tables.cache_folder().iterdir()
+    written = converted.stat().st_mtime_ns
+    load(path)
+    assert converted.stat().st_mtime_ns == written
+    path.write_text("id,height\n1,2\n")
+    assert len(load(path)) == 1
+
+
+def test_several_files_with_the_same_columns_are_one_table(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"part-{number}.csv").write_text(f"a,b\n{number},x\n")
+    assert load(f"{tmp_path}/").numpy()["a"].tolist() == [0, 1, 2]
+    (tmp_path / "part-3.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(BadData, match=r"part-3.csv has other columns.*it has c \(int64\); it lacks b \(object\)"):
+        load(f"{tmp_path}/")
+
+
+def test_files_called_train_and_test_are_splits(tmp_path: Path) -> None:
+    for name, rows in (("train", 4), ("test", 2)):
+        (tmp_path / f"{name}.csv").write_text("a\n" + "1\n" * rows)
+    assert len(load(tmp_path, split="test")) == 2
+    assert len(load(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a,b\n1,2\n1,2,3\n", r"table: CSV parse error.*Expected 2 columns, got 3"),
+        (b"a,b\n", "holds no rows"),
+        (b"", "cannot read"),
+        (b"a,b\n\xff\xfe,1\n", "cannot read|UTF8"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=message) as caught:
+        load(path)
+    assert "broken.csv" in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
+def test_a_file_that_is_something_else_is_named(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"broken{suffix}"
+    path.write_bytes(b"not a table at all")
+    with pytest.raises(BadData, match=f"broken{suffix}"):
+        load(path)
+
+
+def test_what_hugging_face_saved_is_read(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        folder = tmp_path / split
+        folder.mkdir()
+        (folder / "state.json").write_text("{}")
+        table = make_table().slice(0, 10 if split == "train" else 4)
+        with pyarrow.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert len(load(tmp_path, split="train")) == 10
+    assert load(tmp_path, split="test").numpy()["id"].tolist() == [0, 1, 2, 3]
