@@ -2,15 +2,15 @@
 
 from small import small_trace
 
-from tensorferry.engines.core.copies import Instant
+from tensorferry.engines.core.copies import InstantCopy
 from tensorferry.engines.core.log import LoggedCopy, StepLog
 from tensorferry.plan import Lane, Span, Work
 
 TRACE = small_trace()
 
 
-def _copy(start: float, end: float) -> Instant:
-    copy = Instant("a copy", 100)
+def _copy(start: float, end: float) -> InstantCopy:
+    copy = InstantCopy("a copy", 100)
     copy.started_at, copy.ended_at = start, end
     return copy
 

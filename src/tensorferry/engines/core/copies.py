@@ -63,7 +63,7 @@ class CopyIn(Copy, Generic[Block]):
         """The block, to be read from now on. Only once it is ready; raises what went wrong."""
 
 
-class Instant(Copy):
+class InstantCopy(Copy):
     """A copy that has ended when it is made."""
 
     def done(self) -> bool:

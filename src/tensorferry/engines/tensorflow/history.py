@@ -43,7 +43,6 @@ class GraphHistory(StepHistory):
     def __init__(self, recording: Recording, function_type: Any, copies: GraphCopies, min_nbytes: int) -> None:
         super().__init__(_FEEDBACK)
         self.recording = recording
-        self.unplanned_nbytes = 0
         self.function: Any = None
         self.assigned: list[Any] = []  # variables that take a block of the step's
         self._edit = Edit(recording.layout.graph)
@@ -158,7 +157,6 @@ class GraphHistory(StepHistory):
                 continue
             expected_nbytes = int(tables.lowest[i]) - tables.demand_nbytes[i] - base_nbytes
             unexplained_nbytes = max(0, probe.left_nbytes - start_nbytes - expected_nbytes)
-            self.unplanned_nbytes = max(self.unplanned_nbytes, unexplained_nbytes)
             peaks = probe.peaks
             taken_nbytes = peaks.allocated_nbytes - probe.left_nbytes - tables.new_nbytes[i]
             # oneDNN's, which the allocator knows nothing of

@@ -46,7 +46,7 @@ _MAX_KINDS = 8  # kinds of step remembered
 
 
 @dataclass(frozen=True)
-class Settings:
+class FunctionSettings:
     """What a user may choose."""
 
     budget: str | int = "auto"
@@ -70,13 +70,13 @@ def large_function(function: Callable[..., Any], budget: str | int = "auto", **s
             loss = step(x, y)
         print(step.report())
     """
-    return LargeFunction(function, Settings(budget, **settings))
+    return LargeFunction(function, FunctionSettings(budget, **settings))
 
 
 class LargeFunction:
     """What `large_function` returns."""
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, notes: Sequence[str] = ()) -> None:
+    def __init__(self, function: Callable[..., Any], settings: FunctionSettings, notes: Sequence[str] = ()) -> None:
         self._function = _as_tf_function(function)
         self._settings = settings
         self._notes = list(notes)

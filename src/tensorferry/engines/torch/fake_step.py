@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensorferry.engines.core.copies import CopyIn, CopyOut, Instant
+from tensorferry.engines.core.copies import CopyIn, CopyOut, InstantCopy
 from tensorferry.engines.torch.calls import Call, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
 from tensorferry.engines.torch.device import Device
@@ -123,7 +123,7 @@ class FakeDevice(Device):
         return FakeTensor(self._mode, meta, self._device)
 
 
-class _NothingOut(Instant, CopyOut[torch.UntypedStorage]):
+class _NothingOut(InstantCopy, CopyOut[torch.UntypedStorage]):
     def reclaim(self) -> None:
         return None
 
@@ -131,7 +131,7 @@ class _NothingOut(Instant, CopyOut[torch.UntypedStorage]):
         return self.nbytes
 
 
-class _NothingIn(Instant, CopyIn[torch.UntypedStorage]):
+class _NothingIn(InstantCopy, CopyIn[torch.UntypedStorage]):
     def take(self) -> torch.UntypedStorage:
         return torch.UntypedStorage(self.nbytes, device="meta")
 

@@ -19,11 +19,11 @@ from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
+from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
-from tensorferry.engines.torch.opening import DeviceOpener, open_device
+from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
-from tensorferry.engines.torch.standing import find_optimizers, find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotTraceable
@@ -126,17 +126,17 @@ class LargeModel:
         if self._entered:
             raise BadUse("this context was entered before; make a new one with ferry.large_model(...) for each block")
         with ExitStack() as stack:
-            standing = find_standing(self._model)
-            self._earlier = standing.blocks
+            memory = find_model_memory(self._model)
+            self._earlier = memory.blocks
             self._device, self._tier, self._budget_nbytes = self._open_device(
-                self._model, self._tier_text, self._budget_nbytes, standing.nbytes, stack
+                self._model, self._tier_text, self._budget_nbytes, memory.nbytes, stack
             )
             self._store = SavedTensors(
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
             self._states = OptimizerStates(self._store, self._model)
             stack.callback(self._close)
-            stack.enter_context(self._states.watching(standing.optimizers))
+            stack.enter_context(self._states.watching(memory.optimizers))
             self._names = LayerNames(self._model)
             stack.enter_context(self._names.watching())
             hook = _Uncopied(self._before_forward)
@@ -248,7 +248,7 @@ class LargeModel:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
         if expected is None:
-            self._refuse_what_stands()
+            self._refuse_model_memory()
             return
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
@@ -265,7 +265,7 @@ class LargeModel:
             self._end_step()
             self._step_over = self._forward_begun = False
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
-                self._refuse_what_stands()
+                self._refuse_model_memory()
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
             kind = (first.shape, first.dtype, self._model.training, adds_up)
@@ -326,7 +326,7 @@ class LargeModel:
         assert history.plan is not None
         self._tier.check_room(history.plan.nbytes(Action.SWAP))
 
-    def _refuse_what_stands(self) -> None:
+    def _refuse_model_memory(self) -> None:
         """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
         state_nbytes = sum(state.nbytes for state in self._states.find())
         self._refuse_below_floor(Trace((), (), overhead_nbytes=self._device.resident_nbytes() - state_nbytes))

@@ -20,7 +20,7 @@ from tensorferry.engines.core.history import StepMode
 from tensorferry.engines.core.log import StepLog
 from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.lean import run_op
-from tensorferry.engines.torch.recompute import Notebook
+from tensorferry.engines.torch.recompute import ReplayNotes
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work
@@ -128,7 +128,7 @@ class PlannedStep:
         self._position = 0
         self._saved: list[weakref.ref[SavedStorage]] = []
         self._due: deque[weakref.ref[SavedStorage] | weakref.ref[StateStorage]] = deque()
-        self._notebook = Notebook(store)
+        self._replay_notes = ReplayNotes(store)
         self._begun, self._ended = store.device.mark(), None
 
     def swap_out_states(self) -> None:
@@ -161,7 +161,7 @@ class PlannedStep:
             self._ended = self.store.device.mark()
         if planned and position in self.schedule.noted:
             with self.store.at_work():
-                self._notebook.note(func, args, kwargs, out)
+                self._replay_notes.note(func, args, kwargs, out)
         return out
 
     def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
@@ -193,7 +193,7 @@ class PlannedStep:
         decision = schedule.decisions[ordinal]
         action = decision.action if decision is not None else Action.KEEP
         if action is Action.RECOMPUTE:
-            replay = self._notebook.replay_for(saved)
+            replay = self._replay_notes.replay_for(saved)
             if replay is not None:
                 self.store.drop(saved, replay)
             else:

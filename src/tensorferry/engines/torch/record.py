@@ -24,7 +24,7 @@ from tensorferry.engines.torch.compat import (
 )
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
-from tensorferry.engines.torch.standing import persistent_blocks
+from tensorferry.engines.torch.model_memory import persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
