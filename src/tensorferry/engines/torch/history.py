@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
-from tensorferry.engines.torch.planned import PlannedStep, StepSchedule
+from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import Recorder, RecordingStep
+from tensorferry.engines.torch.schedule import StepSchedule
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, Plan, find_floor, make_plan, simulate
@@ -99,7 +100,7 @@ class OpHistory(StepHistory):
             if step.mode is StepMode.OFF_PLAN:
                 self.end_off_plan()
             return
-        seconds = step.op_seconds()
+        seconds = step.log.op_seconds(step.schedule.trace.ops)
         if step.store.device.synchronous and (not self._op_seconds or len(seconds) == len(self._op_seconds[-1])):
             self._op_seconds.append(seconds)
         timeline, log = step.timeline(peak_nbytes), step.log
