@@ -35,6 +35,7 @@ from tensorferry.serve.page.metrics import CONTENT_TYPE, make_registry, write_me
 from tensorferry.serve.page.status import make_page, make_status
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
+from tensorferry.serve.rest.openapi import make_document
 from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.sources import Mirror, SourceFailed, open_mirror
 from tensorferry.serve.tls import Certificates
@@ -150,10 +151,12 @@ class Server:
 
     async def _start_http(self, host: str, port: int, access: Access) -> tuple[Front[rest.Connection], int]:
         options = self.options
+        document = make_document(has_keys=access.has_keys)
         status_page = make_page()  # now, because making it takes long enough to keep a request waiting
         pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/metrics": lambda: (CONTENT_TYPE, write_metrics(self.registry)),
             "/": lambda: (b"text/html; charset=utf-8", status_page),
+            "/openapi.json": lambda: (b"application/json", document),
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, access, pages, options.max_body_nbytes)

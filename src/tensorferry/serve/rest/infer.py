@@ -110,7 +110,7 @@ def read_json(data: bytes) -> dict[str, Any]:
 def read_load(body: bytes, charge: Charge) -> tuple[str, dict[str, bytes]]:
     """The configuration and the files that come with a request to load a model; for a thread."""
     charge.add(_check_json(body))  # its files among them, which are shorter than their base64
-    parameters = read_json(body).get("parameters") or {}
+    parameters = read_json(body).get("parameters", {})
     if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
         raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
     try:
