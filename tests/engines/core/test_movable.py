@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tensorferry.engines.core.copies import CopyIn, CopyOut
-from tensorferry.engines.core.movable import Movable, Place, Swapper
+from tensorferry.engines.core.movable import Movable, Residency, Swapper
 from tensorferry.errors import CopyStuck, TierLost
 from tensorferry.plan import Lane
 
@@ -169,17 +169,17 @@ def _block() -> bytearray:
 def test_a_movable_goes_through_all_places_and_its_bytes_are_the_same(shelf: Shelf, swapper: Any, kind: Any) -> None:
     movable, copies = kind(swapper, _block()), []
     swapper.begin_step(copies)
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
     swapper.swap_out(movable)
-    assert movable.place is Place.SWAPPING_OUT
+    assert movable.residency is Residency.SWAPPING_OUT
     shelf.run()
     swapper.held_nbytes()  # where copies that have ended are noticed
-    assert movable.place is Place.SWAPPED_OUT
+    assert movable.residency is Residency.SWAPPED_OUT
     assert not movable.block
     swapper.swap_in(movable)
-    assert movable.place is Place.SWAPPING_IN
+    assert movable.residency is Residency.SWAPPING_IN
     swapper.make_resident(movable)
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
     assert movable.has_returned
     assert movable.block == _block()
     assert shelf.slots == []
@@ -195,7 +195,7 @@ def test_what_is_wanted_before_it_has_left_stays(shelf: Shelf, swapper: Any, kin
     if has_run:  # and nobody has looked since: an emptied one is as it was, and of the other somebody holds the block
         shelf.run()
     assert swapper.swap_in(movable) is None
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
     assert not movable.has_returned
     assert movable.block == _block()
     swapper.finish_copies()
@@ -210,7 +210,7 @@ def test_it_can_move_again_after_it_was_wanted_early(shelf: Shelf, swapper: Any,
     swapper.swap_out(movable)
     shelf.run()
     swapper.held_nbytes()  # the end of the first copy, which is void, says nothing of the second
-    assert movable.place is Place.SWAPPED_OUT
+    assert movable.residency is Residency.SWAPPED_OUT
     swapper.make_resident(movable)
     assert movable.block == _block()
 
@@ -220,7 +220,7 @@ def test_bytes_that_somebody_else_still_holds_are_not_copied_back(shelf: Shelf, 
     kept = movable.elsewhere = movable.block
     swapper.swap_out(movable)
     swapper.make_room(NBYTES, 0)
-    assert movable.place is Place.SWAPPED_OUT
+    assert movable.residency is Residency.SWAPPED_OUT
     assert swapper.swap_in(movable) is None
     assert movable.block is kept
     assert shelf.slots == []
@@ -244,7 +244,7 @@ def test_a_copy_out_that_fails_is_an_error_and_the_bytes_are_still_there(shelf: 
         swapper.make_room(NBYTES, 0)
     swapper.make_resident(movable)
     assert movable.block == _block()
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
 
 
 def test_swapping_out_at_once_raises_what_went_wrong(shelf: Shelf, swapper: Any) -> None:
@@ -262,9 +262,9 @@ def test_a_copy_in_that_fails_is_an_error_each_time_until_it_is_forgotten(shelf:
     for _ in range(2):
         with pytest.raises(TierLost):
             swapper.make_resident(movable)
-    assert movable.place is Place.SWAPPING_IN
+    assert movable.residency is Residency.SWAPPING_IN
     swapper.forget(movable)
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
     assert shelf.slots == []
 
 
@@ -308,7 +308,7 @@ def test_one_that_nobody_can_want_any_more_is_not_brought_back(shelf: Shelf, swa
     swapper.swap_out_now(movable)
     movable.block = None
     swapper.make_resident(movable)
-    assert movable.place is Place.RESIDENT
+    assert movable.residency is Residency.RESIDENT
     assert shelf.slots == []
     assert len(shelf.copies) == 1
 

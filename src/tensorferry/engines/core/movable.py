@@ -23,7 +23,7 @@ from tensorferry.plan import Lane
 from tensorferry.units import format_bytes
 
 
-class Place(Enum):
+class Residency(Enum):
     """Where the bytes of a movable are."""
 
     RESIDENT = auto()
@@ -53,13 +53,13 @@ class Movable(ABC, Generic[Block]):
             self.swapper.departed.append((self.slot, self.copy_out, self.copy_in))
 
     @property
-    def place(self) -> Place:
+    def residency(self) -> Residency:
         """Where its bytes are."""
         if self.copy_in is not None:
-            return Place.SWAPPING_IN
+            return Residency.SWAPPING_IN
         if self.slot is not None:
-            return Place.SWAPPED_OUT
-        return Place.RESIDENT if self.copy_out is None else Place.SWAPPING_OUT
+            return Residency.SWAPPED_OUT
+        return Residency.RESIDENT if self.copy_out is None else Residency.SWAPPING_OUT
 
     # what differs from kind to kind
 
@@ -111,7 +111,7 @@ class Swapper(Generic[Block]):
 
     def swap_out(self, movable: Movable[Block]) -> CopyOut[Block]:
         """Start the copy to the tier; the block goes when that is done and nobody else holds it."""
-        assert movable.place is Place.RESIDENT
+        assert movable.residency is Residency.RESIDENT
         block = movable.find_block()
         assert block is not None
         copy = self._device.copy_out(block, movable.label)
@@ -129,9 +129,9 @@ class Swapper(Generic[Block]):
 
     def swap_in(self, movable: Movable[Block]) -> CopyIn[Block] | None:
         """Start the copy back if the bytes are away; what has not left yet stays."""
-        if movable.place is Place.SWAPPING_OUT:
+        if movable.residency is Residency.SWAPPING_OUT:
             self._call_back(movable)
-        if movable.place is not Place.SWAPPED_OUT or movable.is_gone or self._find_again(movable):
+        if movable.residency is not Residency.SWAPPED_OUT or movable.is_gone or self._find_again(movable):
             return None
         copy = self._device.copy_in(movable.slot, movable.label, into=movable.make_target())
         movable.copy_in = copy

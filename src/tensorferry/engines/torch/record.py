@@ -195,7 +195,7 @@ class Recorder:
         """The step as a trace.
 
         What the step made and left (gradients that were not cleared, optimizer state) counts as there from the start: in
-        the next step it is. A later step fetches state when it uses it; the `first` makes it, often all of it at once, and has
+        the next step it is. A later step swaps state in when it uses it; the `first` makes it, often all of it at once, and has
         it from then on.
         """
         last = len(self.ops) - 1

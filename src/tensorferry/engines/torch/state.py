@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tensorferry.engines.core.movable import Movable, Place, Swapper
+from tensorferry.engines.core.movable import Movable, Residency, Swapper
 from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import CopyStuck, FerryError, TierLost
@@ -44,7 +44,7 @@ class StateStorage(Movable[torch.UntypedStorage]):
     @property
     def resident(self) -> bool:
         """Whether its bytes are in its storage, and going nowhere."""
-        return self.place is Place.RESIDENT
+        return self.residency is Residency.RESIDENT
 
     @property
     def is_gone(self) -> bool:
