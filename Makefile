@@ -2,10 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PROCESSES ?= 2
+# one more than cores, for some tests only wait: for a server, a disk, a child
+PROCESSES ?= 3
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs proto clean
+.PHONY: setup demo test pytest lint docs proto clean
 
 setup: $(STAMP)
 
@@ -25,8 +26,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# in the order of the files, for the long ones stand first: the last minutes keep every process busy
-test: lint
+# mypy runs beside the tests
+test: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+# files in the order that tests/conftest.py gives them
+pytest: setup
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
 
 # the documentation as a site that opens offline: site/index.html

@@ -41,6 +41,7 @@ class ServeOptions:
     admin_keys: Path | None = None  # for control calls and metrics; None: the same as for inference
     admin_host: str | None = None  # None: `host`
     admin_port: int | None = None  # for control calls and metrics; None: the port of REST
+    otlp: str | None = None  # the address of a collector that traces are sent to
     log_json: bool = False
     log_verbose: int = 0
 

@@ -176,7 +176,15 @@ def test_overhead_is_what_is_resident_beside_the_storages_of_a_trace() -> None:
 def test_a_report_has_the_plan_and_the_median_step() -> None:
     history = _planned()
     _run(history, seconds=2.0)
-    known = {"budget_nbytes": 10, "peak_nbytes": 9, "num_steps": 3, "num_plans": 1, "tier": "disk", "notes": ["one"]}
+    known = {
+        "budget_nbytes": 10,
+        "peak_nbytes": 9,
+        "process_peak_nbytes": 19,
+        "num_steps": 3,
+        "num_plans": 1,
+        "tier": "disk",
+        "notes": ["one"],
+    }
     report = make_report(history, **known)  # type: ignore[arg-type]
     assert (report.plan, report.trace, report.predicted) == (PLAN, TRACE, PREDICTED)
     assert report.measured is not None

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ from tensorferry.errors import (
     BudgetTooSmall,
     CopyStuck,
     GraphFreed,
+    NotSupported,
     SavedTensorModified,
     TierFull,
 )
@@ -275,3 +277,21 @@ def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on(
     first, second = done.stdout.splitlines()
     assert first.startswith(TierFull.__name__)
     assert second == "still trains"
+
+
+def test_gradients_by_torch_func_are_refused_with_what_to_do_and_work_again_outside(model: nn.Module) -> None:
+    x, _ = images(0)
+
+    def gradient() -> torch.Tensor:
+        return torch.func.grad(lambda x: model.eval()(x).sum())(x)
+
+    with ferry.large_model(model, budget="1GiB"), pytest.raises(NotSupported, match=r"inside ferry\.large_model.*backward"):
+        gradient()
+    assert gradient().shape == x.shape
+
+
+def test_a_compiled_model_does_not_warn_of_the_engines_own_hooks(model: nn.Module) -> None:
+    compiled = torch.compile(model, backend="eager")
+    with ferry.large_model(compiled, budget="1GiB"):  # type: ignore[arg-type]
+        compiled(images(0)[0]).sum().backward()
+    assert not any("global hooks" in str(message) for _, message, *_ in warnings.filters)

@@ -1,6 +1,6 @@
 """A budget that the whole step cannot run in, optimizer included, is refused before the first step, and nothing has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -168,6 +168,20 @@ def test_two_optimizers_of_one_model_are_both_in_the_forecast() -> None:
     halves = [torch.optim.AdamW(model.layers[:2].parameters()), torch.optim.AdamW(model.layers[2:].parameters())]
     whole = _above_nbytes(_forecast(model, [torch.optim.AdamW(model.parameters())]))
     assert abs(_above_nbytes(_forecast(model, halves)) - whole) < 1024
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_model_for_data_parallel_training_is_followed(one_process: None) -> None:
+    model = _Wide()
+    alone = _forecast(model, [torch.optim.AdamW(model.parameters())]).trace
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    assert _forecast(wrapped, [torch.optim.AdamW(wrapped.parameters())]).trace == alone
 
 
 def test_gradients_that_are_there_are_not_counted_twice() -> None:

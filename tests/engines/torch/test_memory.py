@@ -87,22 +87,51 @@ def test_a_plan_that_keeps_no_freed_memory_holds_after_plans_that_did(roomy: dic
     assert found["peak"] <= _MARGIN.limit_of(budget) + 2 * 2**20
 
 
-def test_what_was_held_before_the_context_is_not_counted() -> None:
-    early = run_program(
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    """A model so small that nearly all the process grows by is not its."""
+    return run_program(
         """
-        import json
+        import json, sys
         import torch
         import tensorferry as ferry
+        from tensorferry.engines.resident import ResidentMeter
+        from tensorferry.engines.torch.forecast import forecast
 
         early = torch.ones(2**26)  # 256 MiB
         del early
-        model = torch.nn.Linear(8, 8)
+        model, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+        model(x).sum().backward()
+        model.zero_grad()
+        meter = ResidentMeter()
+        before = meter.now_nbytes()
         with ferry.large_model(model, budget="128MiB") as big:
-            model(torch.ones(2, 8)).sum().backward()
-        print(json.dumps({"peak": big.report().measured_peak_nbytes}))
+            for _ in range(4):
+                model(x).sum().backward()
+                model.zero_grad()
+            highest = max(meter.highest_nbytes(), big.peak_nbytes + big._device.before_nbytes)
+        report = big.report()
+        apart, is_loaded = forecast(model, (x,), {}, [], 1), "torch._dynamo" in sys.modules
+        import torch._dynamo
+        print(json.dumps({"peak": report.measured_peak_nbytes, "process_peak": report.process_peak_nbytes, "before": before,
+                          "highest": highest, "is_loaded": is_loaded, "same": apart == forecast(model, (x,), {}, [], 1)}))
         """
     )
-    assert early["peak"] <= 128 * 2**20
+
+
+def test_what_was_held_before_the_context_is_not_counted(small: dict[str, Any]) -> None:
+    assert small["peak"] <= 128 * 2**20
+
+
+def test_the_engine_itself_takes_less_than_20_mib_and_counts_it(small: dict[str, Any]) -> None:
+    assert small["highest"] - small["before"] < 20 * 2**20
+    assert small["peak"] >= small["highest"] - small["before"] - 2**20
+    assert small["process_peak"] == small["highest"]
+
+
+def test_a_forecast_loads_no_compiler_and_is_the_same_with_one(small: dict[str, Any]) -> None:
+    assert not small["is_loaded"]
+    assert small["same"]
 
 
 def test_a_budget_holds_where_gradients_add_up_over_slices_of_a_batch() -> None:

@@ -34,6 +34,7 @@ def _num_tensors() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("where", ["disk", "adversary"])
 def test_a_thousand_steps_leak_nothing(where: str) -> None:
     dice = random.Random(0)

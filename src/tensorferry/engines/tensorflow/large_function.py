@@ -268,6 +268,7 @@ class LargeFunction:
             self._kinds.last_planned or self._last,
             budget_nbytes=self.budget_nbytes,
             peak_nbytes=self.peak_nbytes,
+            process_peak_nbytes=self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._kinds.num_plans,
             tier=self._tier.describe,

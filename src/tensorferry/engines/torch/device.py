@@ -29,6 +29,7 @@ class Device(ABC):
     synchronous = True  # whether an op has ended when its call returns
     counts_copies_in = False  # whether `resident_nbytes` has all of a copy in as soon as it has begun
     may_reuse = False  # whether freed memory may be kept for the next allocation
+    before_nbytes: int | None = None  # what the process held before the step's; None: the device's memory is not the process's
 
     @abstractmethod
     def resident_nbytes(self) -> int:
@@ -124,6 +125,7 @@ class CpuDevice(Device):
     """The process's own memory as device memory, over what it held before the model; each lane is a thread."""
 
     type = "cpu"
+    before_nbytes: int
 
     def __init__(self, tier: Tier, meter: ResidentMeter, before_nbytes: int) -> None:
         self.tier = tier

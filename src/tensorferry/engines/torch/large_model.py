@@ -6,8 +6,9 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
-from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotTraceable
+from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
@@ -143,6 +144,7 @@ class LargeModel:
             self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
+            stack.enter_context(_refuse_transforms())
             self._run_uncompiled(stack)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             stack.enter_context(OpMode(self._run_op))
@@ -155,6 +157,7 @@ class LargeModel:
         if not compiler_is_loaded():
             return
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_hook_warnings())
         if any_compiled(self._model):
             self._note("compiled modules run uncompiled here; compare results with the uncompiled model")
 
@@ -367,6 +370,7 @@ class LargeModel:
             history,
             budget_nbytes=self.budget_nbytes,
             peak_nbytes=self.peak_nbytes,
+            process_peak_nbytes=0 if self._device.before_nbytes is None else self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
@@ -421,3 +425,37 @@ def _clear_backward_errors(failed: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         autograd._engine_run_backward = original
+
+
+@contextmanager
+def _refuse_transforms() -> Iterator[None]:
+    """While inside, what torch lets nobody use beside saved-tensor hooks raises `NotSupported`."""
+    autograd: Any = torch._C._autograd
+    original = autograd._saved_tensors_hooks_disable
+
+    def disable(*args: Any) -> None:
+        try:
+            original(*args)
+        except RuntimeError as error:
+            raise NotSupported(
+                "torch.func's grad, vjp, jacrev and hessian cannot run inside ferry.large_model, which sees what autograd saves "
+                "through saved-tensor hooks. Use loss.backward() or torch.autograd.grad, or call them outside of the context."
+            ) from error
+
+    autograd._saved_tensors_hooks_disable = disable
+    try:
+        yield
+    finally:
+        autograd._saved_tensors_hooks_disable = original
+
+
+@contextmanager
+def _no_hook_warnings() -> Iterator[None]:
+    """While inside, a compiled module does not warn that hooks of all modules run once more for it; those here may."""
+    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+    ours = warnings.filters[0]
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the user has set others
+            warnings.filters.remove(ours)  # type: ignore[attr-defined]

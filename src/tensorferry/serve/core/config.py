@@ -96,8 +96,6 @@ def _accept(config: Any, name: str) -> Any:
         present = getattr(config, field)
         if config.HasField(field) if hasattr(present, "SetInParent") else len(present):
             raise BadModel(f"model '{name}' asks for {words}, which this server does not do")
-    if config.model_transaction_policy.decoupled:
-        raise BadModel(f"model '{name}' is decoupled (many answers to one request), which this server does not do")
     if config.max_batch_size < 0:
         raise BadModel(f"model '{name}' has a max_batch_size of {config.max_batch_size}; expected 0 or more")
     for group in config.instance_group:

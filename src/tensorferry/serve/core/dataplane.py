@@ -9,27 +9,30 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorferry import __version__
 from tensorferry.serve.core.classify import classify
 from tensorferry.serve.core.deferred import DeferredCalls
-from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.faults import RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import LOGGER
-from tensorferry.serve.core.model import Model, Outputs, Ticket
+from tensorferry.serve.core.model import Model, Outputs, Ticket, check_wanted
 from tensorferry.serve.core.repository import Repository, VersionState
 from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tensors import DATATYPES, Array, encode_bytes, held_nbytes
+from tensorferry.serve.core.tracing import TraceExporter
 from tensorferry.serve.sources import SourceFailed
 
 Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
 EXTENSIONS = (
+    "generate",
+    "sequence",
     "classification",
     "model_configuration",
     "model_repository",
@@ -115,12 +118,14 @@ class DataPlane:
         allows_control: bool,
         max_under_way: int = 0,
         regions: Regions | None = None,
+        traces: TraceExporter | None = None,
     ) -> None:
         self.repository = repository
         self.settings = settings
         self.allows_control = allows_control
         self.max_under_way = max_under_way
         self.regions = regions or Regions()
+        self.traces = traces
         self.mailbox = Mailbox(loop, deferred)
         self.num_under_way = 0
         self.is_draining = False
@@ -170,6 +175,11 @@ class DataPlane:
 
         It is called after this has returned; or before, where the caller lets that be: `at_once`.
         """
+        if self.traces is not None:
+            return self._submit_traced(self.traces, request, answer, at_once)
+        return self._submit(request, answer, at_once=at_once)
+
+    def _submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> Ticket:
         if self.max_under_way and self.num_under_way >= self.max_under_way:
             raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
         if request.charge is not None:
@@ -189,6 +199,23 @@ class DataPlane:
             self.num_under_way += 1
             return journey
         raise Unavailable(f"model '{request.model_name}' was swapped {_MAX_TRIES} times while a request came")
+
+    def _submit_traced(self, traces: TraceExporter, request: InferRequest, answer: Answer, at_once: bool) -> Ticket:
+        """Start an inference and have what it goes through exported, if it is sampled."""
+        trace = traces.begin(request.trace, request.model_name)
+        if trace is None:
+            return self._submit(request, answer, at_once=at_once)
+        request.options = replace(request.options, trace=trace)
+
+        def tell(outcome: InferResponse | RequestFault) -> None:
+            traces.finish(trace, outcome if isinstance(outcome, RequestFault) else None)
+            answer(outcome)
+
+        try:
+            return self._submit(request, tell)  # through the queue, however quick the model is
+        except RequestFault as fault:
+            traces.finish(trace, fault)
+            raise
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """The same for coroutines; cancelling the coroutine cancels the request."""
@@ -304,16 +331,3 @@ class Journey:
         data = encode_bytes(array)
         self.plane.regions.write(want.target, data)
         return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
-
-
-def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
-    """`wanted`, if the model has those outputs."""
-    if not wanted:
-        return wanted
-    for want in wanted:
-        if want.name not in model.spec.output_names:
-            known = ", ".join(map(repr, model.spec.output_names))
-            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
-    if len({want.name for want in wanted}) < len(wanted):
-        raise InvalidRequest("an output is asked for twice")
-    return wanted

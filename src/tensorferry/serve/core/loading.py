@@ -13,9 +13,10 @@ from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.core.cache import ResponseCache
 from tensorferry.serve.core.config import complete_config
 from tensorferry.serve.core.deferred import DeferredCalls
+from tensorferry.serve.core.ensemble import FindModel
 from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.core.limiter import Limiter, read_needs
-from tensorferry.serve.core.model import RuntimeModel
+from tensorferry.serve.core.model import Model, RuntimeModel
 from tensorferry.serve.core.probe import has_independent_rows
 from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.scheduler import Instance, Scheduler
@@ -44,12 +45,23 @@ class Workshop:
     cache: ResponseCache | None = None
 
 
-def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> RuntimeModel:
-    """The model in `folder / version`, warmed up; raises BadModel or MissingExtra."""
+def load_model(
+    workshop: Workshop, folder: Path, version: int, config: Any, find: FindModel | None = None, *, is_sent: bool = False
+) -> Model:
+    """The model in `folder / version`, warmed up; raises BadModel or MissingExtra.
+
+    A Python model finds others through `find`; one whose files were sent by a client (`is_sent`) is refused.
+    """
     version_folder = folder / str(version)
     backend, path = find_backend(config, version_folder)
     groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
-    options = _make_options(workshop, config, path, groups)
+    options = make_options(workshop, config, path, groups)
+    if backend == "python":
+        from tensorferry.serve.python.loading import load_python_model
+
+        return load_python_model(workshop, folder, version, config, options, find, is_sent=is_sent)
+    if config.model_transaction_policy.decoupled:
+        raise BadModel(f"model '{config.name}' is decoupled (many answers to one request), which only a Python model can be")
     runtime = _open_runtime(backend, options)
     runners: list[Runner] = []
     spare: Runner | None = None
@@ -60,7 +72,7 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
             complete = _prove_batching(complete, config, backend, runtime, runners[0])
         spec = make_spec(complete, folder)
         for runner in runners:
-            _warm_up(complete, spec, runner, folder)
+            warm_up(complete, spec, runner, folder)
         policy = read_policy(complete, workshop.default_max_queue)
         # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
         if spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances):
@@ -84,7 +96,8 @@ def load_model(workshop: Workshop, folder: Path, version: int, config: Any) -> R
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
 
 
-def _make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]) -> LoadOptions:
+def make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]) -> LoadOptions:
+    """How the file of a model with these instance groups is to be loaded."""
     num_instances = sum(_count(group) for group in groups)
     if num_instances > _MAX_INSTANCES:
         raise BadModel(f"model '{config.name}' asks for {num_instances:,} instances; at most {_MAX_INSTANCES} are made")
@@ -153,7 +166,8 @@ def _prove_batching(complete: Any, config: Any, backend: str, runtime: Runtime, 
     return complete_config(config, backend, runtime.signature, default_max_batch_size=0)
 
 
-def _warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None:
+def warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None:
+    """Run the samples that a configuration names."""
     for sample in config.model_warmup:
         unknown = [name for name in sample.inputs if name not in spec.by_name]
         if unknown:

@@ -3,12 +3,12 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.queueing import Job
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.requests import RequestOptions, WantedOutput
 from tensorferry.serve.core.scheduler import Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
 from tensorferry.serve.core.stats import Stats
@@ -27,6 +27,21 @@ class Ticket(Protocol):
         """Nobody waits for it any more: if it has not started, it does not."""
 
 
+@runtime_checkable
+class StreamTicket(Ticket, Protocol):
+    """A request that gets any number of answers."""
+
+    def welcome(self, count: int) -> None:
+        """There is room for so many answers more."""
+
+
+class AnswerSink(Protocol):
+    """Takes the answers of a request, from any thread, one call at a time."""
+
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """One answer, the end, or both; after a fault that is not the last, others may follow."""
+
+
 class Model(Protocol):
     """What the data plane needs of a loaded version; an ensemble is one as well."""
 
@@ -35,6 +50,7 @@ class Model(Protocol):
     config: Any
     spec: ModelSpec
     stats: Stats
+    is_decoupled: bool  # a request may get none, one or many answers: `stream` it
 
     @property
     def num_waiting(self) -> int:
@@ -49,6 +65,9 @@ class Model(Protocol):
 
     def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Start a request of a model that is decoupled; no more answers come than are welcome."""
 
     def close(self) -> None:
         """Finish what is under way, then give everything back."""
@@ -100,6 +119,8 @@ class RequestTicket:
 
 class RuntimeModel:
     """A model with a runtime."""
+
+    is_decoupled = False
 
     def __init__(
         self,
@@ -162,12 +183,17 @@ class RuntimeModel:
                 done=ticket.finish,
                 priority=options.priority,
                 timeout_seconds=options.timeout_microseconds / 1e6,
+                trace=options.trace,
             )
             self.scheduler.submit(ticket.job)
         except RequestFault as fault:
             self.stats.record_failure(time.perf_counter_ns() - ticket.started, reason_of(fault))
             raise
         return ticket
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Never: it has one answer to a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Finish what is queued, then give the weights back."""
@@ -214,3 +240,16 @@ def reason_of(fault: RequestFault) -> str:
     if isinstance(fault, Unavailable):
         return "REJECTED"
     return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"
+
+
+def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
+    """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
+    for want in wanted:
+        if want.name not in model.spec.output_names:
+            known = ", ".join(map(repr, model.spec.output_names))
+            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
+    if len({want.name for want in wanted}) < len(wanted):
+        raise InvalidRequest("an output is asked for twice")
+    return wanted

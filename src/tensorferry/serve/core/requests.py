@@ -8,6 +8,7 @@ from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.core.tracing import RequestTrace, TraceContext
 
 _TEXT_NBYTES = 16  # that each text is worth beside its own bytes, by the time that it takes
 _FEW = 256  # elements, which take no time
@@ -62,6 +63,7 @@ class RequestOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # those that mean something to the model alone
     id: str = ""
     callers: tuple[str, ...] = ()  # the models whose calls led to it, where it came from one
+    trace: RequestTrace | None = None  # to note what becomes of it
 
 
 NO_OPTIONS = RequestOptions()
@@ -110,6 +112,7 @@ class InferRequest:
     id: str = ""
     options: RequestOptions = NO_OPTIONS
     charge: Charge | None = None  # to which its arrays and its answer are charged
+    trace: TraceContext | None = None  # that its client sent
 
 
 # as with options

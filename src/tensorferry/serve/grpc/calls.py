@@ -221,6 +221,9 @@ class Listener(Protocol):
     def cancel(self) -> None:
         """Nobody waits for an answer any more."""
 
+    def sent(self) -> None:
+        """Answers that had to wait are on their way."""
+
     def drain(self) -> None:
         """The connection is to end: what would go on for as long as the client likes must not hold it up."""
 
@@ -264,6 +267,9 @@ class Unary:
 
     def cancel(self) -> None:
         """Nothing but the call's own work is under way."""
+
+    def sent(self) -> None:
+        """Nothing follows the answer."""
 
     def drain(self) -> None:
         """The call ends by itself."""
@@ -375,6 +381,8 @@ class Call:
     def drained(self) -> None:
         """Everything that was sent so far is on its way."""
         self._settle()
+        if self.listener is not None:
+            self.listener.sent()
         self.resume()
 
     def drain(self) -> None:

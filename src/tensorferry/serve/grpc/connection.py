@@ -108,7 +108,8 @@ class Connection(asyncio.Protocol):
         self.block: list[bytes] = []  # the parts of headers that are not whole
         self.block_number = self.block_flags = 0
         self.is_refused = False
-        self.is_draining = False  # the client was told to go
+        self.is_draining = False  # the client is to leave, and is told so
+        self.has_told = False
         self.is_ending = False  # and no more streams are taken
         self.num_reads = self.num_frames = 0
         self.watches = Stopwatches()
@@ -125,8 +126,6 @@ class Connection(asyncio.Protocol):
             self.refuse(Code.PROTOCOL_ERROR, "TLS without the protocol h2")
         elif len(self.connections) >= self.limits.max_connections:
             self.refuse(Code.ENHANCE_YOUR_CALM, f"{self.limits.max_connections} connections are open")
-        elif self.is_draining:
-            self.write(write_goaway(MAX_WINDOW, Code.NO_ERROR))
         self.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -286,6 +285,8 @@ class Connection(asyncio.Protocol):
         if self.is_ending:
             self.note_reset(number)  # GOAWAY has told the client that this stream will not be looked at
             return
+        if self.is_draining and not self.has_told:
+            self._tell_to_leave()
         if len(self.streams) >= self.num_reserved and not self._reserve_streams():
             raise StreamFault(number, Code.REFUSED_STREAM)
         ends = bool(flags & END_STREAM)
@@ -383,8 +384,13 @@ class Connection(asyncio.Protocol):
         """Have the client begin no more streams, and take those that it began before it heard of that."""
         if not self.is_draining and not self.is_refused:
             self.is_draining = True
+            # one that opens now is told with its first call: a client that hears of it before would wait to connect again
             if self.transport is not None:
-                self.write(write_goaway(MAX_WINDOW, Code.NO_ERROR))
+                self._tell_to_leave()
+
+    def _tell_to_leave(self) -> None:
+        self.has_told = True
+        self.write(write_goaway(MAX_WINDOW, Code.NO_ERROR))
 
     def end(self) -> None:
         """Take no more streams, and close after those that are open."""

@@ -110,6 +110,9 @@ class Reflection:
         """There are no more questions."""
         self.call.finish()
 
+    def sent(self) -> None:
+        """Nothing waits for that."""
+
     def cancel(self) -> None:
         """Nothing is under way."""
 

@@ -45,7 +45,7 @@ class WorkerOptions:
     version: int
     python: Path = Path(sys.executable)
     num_threads: int = 1
-    load_seconds: float = 600.0
+    load_seconds: float = 60.0
 
 
 class WorkerProcess:

@@ -54,7 +54,7 @@ def _describe_answer(schema: str, status: int) -> dict[str, Any]:
     words = {200: "done", 0: "what was wrong"}.get(status, "not now" if status == 503 else "what was wrong")
     if not schema:
         return {"description": words}
-    kind = {"html": "text/html", "metrics": "text/plain"}.get(schema, "application/json")
+    kind = {"html": "text/html", "metrics": "text/plain", "events": "text/event-stream"}.get(schema, "application/json")
     content: dict[str, Any] = {kind: {"schema": _TEXT if kind != "application/json" else _refer(schema)}}
     if schema == "InferResponse":
         content["application/octet-stream"] = {"schema": {}}
@@ -106,6 +106,8 @@ _DURATION = _object(("count", "ns"), count=_FROM_ZERO, ns=_FROM_ZERO)
 _COMPUTE = dict.fromkeys(("compute_input", "compute_infer", "compute_output"), _DURATION)
 _FIGURES = dict.fromkeys(("success", "fail", "queue", *_COMPUTE, "cache_hit", "cache_miss"), _DURATION)
 _SCHEMAS: dict[str, Schema] = {
+    "GenerateRequest": _object(id=_TEXT, parameters=_ANY_OBJECT),  # and the inputs of the model by name
+    "GenerateResponse": _object(("model_name", "model_version"), model_name=_TEXT, model_version=_TEXT, id=_TEXT),
     "Error": _object(("error",), error=_TEXT),
     "Server": _object(("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
     "Live": _object(("live",), live=_YES_NO),

@@ -55,6 +55,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             frozenset(("signature",)),
         ),
         "keras": Backend("keras", ("model.keras",), "keras", True, "tensorflow"),
+        "python": Backend("python", ("model.py",), "python", True, "serve", frozenset(("timeout_seconds",))),
         "transform": Backend("transform", ("transform.json",), "ferry_transform", False, "pipelines"),
     }
 )
