@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PROCESSES ?= 3
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test pytest lint docs proto clean
+.PHONY: setup demo test pytest test-outside lint docs proto clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,11 @@ test: setup
 # files in the order that tests/conftest.py gives them
 pytest: setup
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations 10
+
+# models and trainers of other packages, which are installed for this: half an hour, and a table
+test-outside: setup
+	$(BIN)/python -m pip install --quiet --requirement requirements/dev.txt --requirement requirements/outside.txt
+	$(BIN)/python -m pytest tests/outside
 
 # the documentation as a site that opens offline: site/index.html
 docs: setup

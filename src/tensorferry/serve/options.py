@@ -59,3 +59,15 @@ class BenchOptions:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     api_key: str = ""
     as_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryOptions:
+    """One look at a repository."""
+
+    repository: Path
+    check: bool = False
+    trust: bool = False
+    num_kept: int | None = None  # versions of each model; None: all
+    asks: bool = True  # before anything is removed
+    as_json: bool = False

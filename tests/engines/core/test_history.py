@@ -161,7 +161,7 @@ def test_a_kind_without_a_plan_is_not_the_one_to_report() -> None:
 
 @pytest.mark.parametrize(
     ("caution_nbytes", "floor_nbytes", "limit_nbytes"),
-    [(10, 50, 90), (60, 50, 50), (60, 200, 100), (0, 50, 100)],
+    [(10, 50, 90), (60, 50, 50), (60, 200, 200), (0, 50, 100)],
 )
 def test_caution_makes_no_plan_impossible(caution_nbytes: int, floor_nbytes: int, limit_nbytes: int) -> None:
     assert careful_limit(100, caution_nbytes, floor_nbytes) == limit_nbytes

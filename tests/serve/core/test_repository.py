@@ -188,7 +188,7 @@ def test_whatever_fails_in_a_load_is_said_and_nothing_stays_loading(
 def test_an_error_that_nobody_foresaw_is_the_models_fault(
     root: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no way")
 
     save_scale(root, "model", 1.0)

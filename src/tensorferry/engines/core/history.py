@@ -154,7 +154,7 @@ class StepKinds(Generic[History]):
 
 def careful_limit(limit_nbytes: int, caution_nbytes: int, floor_nbytes: int) -> int:
     """The limit less a caution: what was learnt of peaks may make a plan more careful, never impossible."""
-    return max(limit_nbytes - caution_nbytes, min(floor_nbytes, limit_nbytes))
+    return max(limit_nbytes - caution_nbytes, floor_nbytes)
 
 
 def overhead_of(trace: Trace, resident_nbytes: int) -> int:

@@ -18,6 +18,7 @@ import torch
 from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
+from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
@@ -31,15 +32,18 @@ from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupp
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import too_small
+from tensorferry.plan.floor import stopped, too_small, too_small_to_begin
 from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
-# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step
+# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step;
+# a budget that is named before it has room for the most of it that was seen
 _COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
+_MOST_COLD_NBYTES = 16 * 2**20
+_MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
 
@@ -116,10 +120,12 @@ class LargeModel:
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
+        self._named_nbytes: int | None = None  # a budget that would do, as far as is known
         self._entered = False
         self._failed = True  # until the block has ended without an error
         self._error: BaseException | None = None
         self._exit = ExitStack()
+        self._part_hooks = ExitStack()  # until the first step has ended
 
     # entering and leaving
 
@@ -143,6 +149,11 @@ class LargeModel:
             hook = _Uncopied(self._before_forward)
             self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
+            stack.callback(self._part_hooks.close)
+            for part in self._model.modules():
+                if part is not self._model:
+                    handle = part.register_forward_pre_hook(_Uncopied(self._before_part), with_kwargs=True)
+                    self._part_hooks.callback(handle.remove)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
             stack.enter_context(_refuse_transforms())
             self._run_uncompiled(stack)
@@ -231,7 +242,16 @@ class LargeModel:
         if not self._store.any_alive():
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
-        inputs = tuple((t.shape, t.dtype) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        self._forecast_once(module, args, kwargs)
+
+    def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Where a loop calls the model's parts and never the model, they are all that can be followed."""
+        if self._names.num_running == 1 and torch.is_grad_enabled() and not in_backward() and not self._store.busy:
+            self._forecast_once(module, args, kwargs)
+
+    def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
         if inputs in self._forecast_inputs:
             return
         with self._store.at_work(), disable_current_modes():
@@ -257,7 +277,7 @@ class LargeModel:
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
-        self._refuse_below_floor(trace, is_cold=True)
+        self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
 
@@ -280,10 +300,12 @@ class LargeModel:
             step: RecordingStep | PlannedStep
             reuses_freed = False
             if history.mode is StepMode.RECORDED:
-                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states)
+                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states, self._refuse_op)
             else:
                 assert history.schedule is not None
-                step = PlannedStep(self._store, self._states, history.schedule, self._limit_nbytes)
+                # at a floor above it the margin is given up rather than a training that has begun
+                limit_nbytes = max(self._limit_nbytes, history.schedule.plan.floor_nbytes)
+                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes)
                 reuses_freed = history.schedule.reuses_freed
                 if not history.settled:
                     self._device.reset_peak()
@@ -300,6 +322,7 @@ class LargeModel:
         if step is None or history is None:
             return
         self._num_steps += 1
+        self._part_hooks.close()
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
             step.end()
@@ -332,16 +355,36 @@ class LargeModel:
     def _refuse_model_memory(self) -> None:
         """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
         state_nbytes = sum(state.nbytes for state in self._states.find())
-        self._refuse_below_floor(Trace((), (), overhead_nbytes=self._device.resident_nbytes() - state_nbytes))
+        held_nbytes = self._device.resident_nbytes() - state_nbytes
+        if held_nbytes > self._limit_nbytes:
+            raise too_small_to_begin(self.budget_nbytes, held_nbytes)
 
-    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool = False) -> None:
-        """`is_cold`: nothing of the trace has been measured, and maybe no step has run in this process."""
+    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool = False, is_part: bool = False) -> None:
+        """`is_cold`: nothing of the trace has been measured, and maybe no step has run in this process.
+
+        `is_part`: the step has more than the trace; what all of it needs in plain training is taken for what the rest needs.
+        """
         floor = find_floor(trace)
-        if is_cold:
-            floor = replace(floor, nbytes=floor.nbytes + min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES))
-        if floor.nbytes > self._limit_nbytes:
-            smallest = replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes + _BETWEEN_RUNS_NBYTES))
-            raise too_small(trace, self.budget_nbytes, smallest)
+        cold_nbytes = min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES) if is_cold else 0
+        known_nbytes = trace.plain_peak_nbytes if is_part else floor.nbytes
+        named_nbytes = self._name(known_nbytes + cold_nbytes + (_MOST_COLD_NBYTES if is_cold else 0))
+        self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
+        # what was measured fitted into the budget once, margin or not
+        if floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes):
+            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=named_nbytes))
+
+    def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
+        """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
+        room_nbytes = (self._limit_nbytes + self.budget_nbytes) // 2 - held_nbytes
+        if not may_allocate(room_nbytes, args, kwargs):
+            return
+        demand_nbytes = estimate_demand(func, args, kwargs)
+        if demand_nbytes > room_nbytes:
+            raise stopped(func.name(), self.budget_nbytes, held_nbytes, demand_nbytes, self._named_nbytes)
+
+    def _name(self, floor_nbytes: int) -> int:
+        """The budget to name for a floor."""
+        return _MARGIN.budget_for(floor_nbytes + _BETWEEN_RUNS_NBYTES)
 
     # what a user asks
 
@@ -393,6 +436,11 @@ class _Uncopied:
 
     def __reduce__(self) -> Any:  # copies are made by it, too
         return _Uncopied, (_do_nothing,)
+
+
+def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:
+    part_nbytes, all_nbytes = (sum(p.nbytes for p in module.parameters()) for module in (part, model))
+    return part_nbytes >= _MOST_SHARE * all_nbytes
 
 
 def _do_nothing(*_: Any) -> None:

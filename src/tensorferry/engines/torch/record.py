@@ -370,6 +370,11 @@ class LayerNames:
         self._stack: list[str] = []
         self.wanted = ""
 
+    @property
+    def num_running(self) -> int:
+        """How many modules are inside of each other now."""
+        return len(self._stack)
+
     def current(self, phase: Phase) -> str:
         if phase is Phase.BACKWARD:
             return self.wanted.split(" ")[0]
@@ -396,11 +401,19 @@ class LayerNames:
 class RecordingStep:
     """A step that swaps everything, one copy at a time, while it records; the first step of every kind is one."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder, states: OptimizerStates | None = None) -> None:
+    def __init__(
+        self,
+        store: SavedTensors,
+        recorder: Recorder,
+        states: OptimizerStates | None = None,
+        check: Callable[[Any, tuple[Any, ...], dict[str, Any], int], None] | None = None,
+    ) -> None:
+        """`check` is told of every op before it runs, with the bytes held then, and raises where it must not."""
         self.store = store
         self.recorder = recorder
         self.states: list[tuple[StateStorage, int]] = []  # of the optimizer, each with its place in the trace
         self._states = states
+        self._check = check
 
     def swap_out_states(self) -> None:
         """Swap the optimizer's state out until it is used."""
@@ -427,6 +440,9 @@ class RecordingStep:
         with device.free_at_once():
             device.reset_peak()
             before_nbytes = device.resident_nbytes()
+            if self._check is not None:
+                with self.store.at_work():
+                    self._check(func, args, kwargs, before_nbytes)
             # by kernel: what was held when it began, and what had been touched by then
             begins = [(0, device.touched_nbytes())]
             device.synchronize()

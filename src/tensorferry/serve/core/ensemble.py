@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import ModelFault, RequestFault, as_fault
-from tensorferry.serve.core.model import AnswerSink, Done, Model, Outputs, StreamTicket, Ticket, reason_of
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.model import AnswerSink, Done, Model, Outputs, StreamTicket, reason_of
+from tensorferry.serve.core.requests import RequestOptions, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.core.stats import Stats

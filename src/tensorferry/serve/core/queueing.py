@@ -18,6 +18,10 @@ from tensorferry.serve.core.tracing import RequestTrace
 _MAX_SEARCH = 1024  # how many jobs are looked at in the search for company
 
 
+def nobody(outcome: object) -> None:
+    """Hears what becomes of a job that nobody waits for."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One request of one model; `done` is called once, from any thread, unless it was cancelled before it started."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest, RequestFault
 from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.tensors import Array
@@ -101,9 +101,19 @@ def _read_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     return SequenceStep(found, *flags) if found else None  # 0 and no text mean that there is none
 
 
-@dataclass(slots=True)
+class Ticket(Protocol):
+    """A request under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: if it has not started, it does not."""
+
+
+@dataclass(slots=True, eq=False)
 class InferRequest:
-    """Arrays for one model; `wanted` empty means every output."""
+    """One inference, from a protocol through the data plane and back: arrays for one model, and what becomes of them.
+
+    A protocol makes it of what a client sends (`wanted` empty means every output), the data plane fills in the rest.
+    """
 
     model_name: str
     model_version: str
@@ -113,6 +123,23 @@ class InferRequest:
     options: RequestOptions = NO_OPTIONS
     charge: Charge | None = None  # to which its arrays and its answer are charged
     trace: TraceContext | None = None  # that its client sent
+    answer: "Answer | None" = None  # called with what became of it; None before it is submitted, and when it is over
+    model: Any = None  # the loaded version that has it
+    ticket: Ticket | None = None  # of that model
+    on_cancel: Callable[[], None] | None = None
+
+    def cancel(self) -> None:
+        """The client went away."""
+        ticket, on_cancel = self.ticket, self.on_cancel
+        self.end()
+        if on_cancel is not None:
+            on_cancel()
+        if ticket is not None:
+            ticket.cancel()
+
+    def end(self) -> None:
+        """It is over; what leads back here is let go, as a circle would keep the arrays until the collector runs."""
+        self.answer = self.model = self.ticket = self.on_cancel = None
 
 
 # as with options
@@ -156,3 +183,6 @@ class InferResponse:
             else:
                 num_written += _NUMBER_NBYTES * array.size
         return num_written <= INLINE_NBYTES and num_copied <= INLINE_RAW_NBYTES
+
+
+Answer = Callable[[InferResponse | RequestFault], object]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, RequestFault, Unavailable
 from tensorferry.serve.core.memory import Charge, MemoryBudget
-from tensorferry.serve.core.model import Model, Outputs, StreamTicket, Ticket, check_wanted
-from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor
+from tensorferry.serve.core.model import Model, Outputs, StreamTicket, check_wanted
+from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.tensors import DATATYPES, held_nbytes
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from tensorferry.serve.core.ensemble import FindModel
 from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable, as_fault
-from tensorferry.serve.core.model import Outputs, StreamTicket, Ticket
-from tensorferry.serve.core.requests import RequestOptions, SequenceStep
+from tensorferry.serve.core.model import Outputs, StreamTicket
+from tensorferry.serve.core.requests import RequestOptions, SequenceStep, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.python.wire import pack, unpack

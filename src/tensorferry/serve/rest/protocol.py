@@ -22,7 +22,7 @@ import httptools
 from tensorferry.serve.core.faults import MemoryFull, RequestFault
 from tensorferry.serve.core.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
 from tensorferry.serve.core.memory import CONNECTION_NBYTES, Charge, MemoryBudget
-from tensorferry.serve.core.model import Ticket
+from tensorferry.serve.core.requests import Ticket
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
