@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from watched import Watched
+from outside_process import Watched
 
 from tensorferry.units import format_bytes
 

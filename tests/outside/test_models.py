@@ -9,7 +9,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import pytest
-from watched import Watched, train
+from outside_process import Watched, train
 
 pytestmark = pytest.mark.timeout(1800)
 
