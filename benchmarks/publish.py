@@ -28,6 +28,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "memory-tensorflow": "Memory, Keras on TensorFlow",
     "memory-tensorflow-capped": "The largest size under a memory cap, Keras on TensorFlow",
     "planner": "Planning",
+    "overhead": "What an op costs",
     "rewrite": "Rewriting a TensorFlow graph",
     "precision-bf16": "Mixed precision, bf16",
     "precision-fp16": "Mixed precision, fp16",

@@ -7,7 +7,7 @@ Peers run from environments of their own, made with `pip install mlserver onnxru
 `pip install nvidia-pytriton onnxruntime`; a peer that is not there is skipped with a message. Everything that is compared runs at
 the same time and is measured in turns, three times; medians are shown. "Ferry over it" is ferry's CPU time over that of the
 server, "served over alone" the server's rate over that of the same session in process: medians of the turns, with the lowest and
-the highest.
+the highest. "grpcio aio" and "grpcio sync" are ferry's data plane behind grpcio's two servers, in place of its own HTTP/2.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from rich.console import Console
 
 from results import FigureTable, format_ratios, parse_options, save_result
 from serve_graphs import save_minilm, save_mlp, save_resnet50
-from serve_servers import NotInstalled, Running, run_ferry, run_mlserver, run_triton
+from serve_servers import NotInstalled, Running, run_ferry, run_grpcio, run_mlserver, run_triton
 from serve_soak import soak
 from tensorferry.serve.bench import Measurement, Target, measure
 from tensorferry.units import format_bytes, format_seconds
@@ -87,7 +87,11 @@ def _compare_costs(work: Path, options: argparse.Namespace) -> Part:
     (repository / "mlp" / "config.pbtxt").write_text(
         'max_batch_size: 32 parameters { key: "intra_op_thread_count" value { string_value: "1" } }'
     )
-    starters: list[tuple[str, Callable[[], AbstractContextManager[Running]]]] = [("ferry", lambda: run_ferry(repository))]
+    starters: list[tuple[str, Callable[[], AbstractContextManager[Running]]]] = [
+        ("ferry", lambda: run_ferry(repository)),
+        ("grpcio aio", lambda: run_grpcio("aio", repository)),
+        ("grpcio sync", lambda: run_grpcio("sync", repository)),
+    ]
     if options.triton is not None:
         starters.append(("Triton", lambda: run_triton(options.triton, model, work / "triton")))
     else:
@@ -112,7 +116,9 @@ def _measure_costs(servers: list[Running], options: argparse.Namespace) -> Itera
     """All servers in turns, several times over, so that a busy moment of the machine hits each of them."""
     for is_http in (True, False):
         # MLServer answers no ModelConfig over gRPC; its REST is what it is compared by
-        asked = [server for server in servers if is_http or server.name != "MLServer"]
+        # and ferry behind grpcio's server differs in gRPC alone
+        other = "ferry, grpcio" if is_http else "MLServer"
+        asked = [server for server in servers if not server.name.startswith(other)]
         for concurrency in CONCURRENCIES:
             rounds = [[_measure_cost(server, is_http, concurrency, options.seconds) for server in asked] for _ in range(ROUNDS)]
             for index, server in enumerate(asked):

@@ -112,6 +112,16 @@ def run_ferry(repository: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
+def run_grpcio(kind: str, repository: Path) -> Iterator[Running]:
+    """The same data plane behind grpcio's server, of the kind "aio" or "sync"."""
+    http, grpc = _free_ports(2)
+    script = Path(__file__).with_name("serve_grpcio.py")
+    command = [sys.executable, str(script), kind, str(repository), str(http), str(grpc)]
+    with _run(f"ferry, grpcio {kind}", command, repository.parent, http, grpc) as running:
+        yield running
+
+
+@contextmanager
 def run_mlserver(python: Path, model: Path, folder: Path) -> Iterator[Running]:
     """MLServer, with a runtime of six lines around onnxruntime; it has no binary tensors."""
     _check(python, "mlserver")
@@ -185,7 +195,10 @@ def _wait_until_ready(running: Running, process: "subprocess.Popen[bytes]", log:
             said = log.read_text()[-500:] if log.is_file() else ""
             raise NotInstalled(f"{running.name} ended with {process.returncode}: {said}")
         try:
-            for path in ("/v2/health/ready", "/v2/models/mlp/ready" if running.name != "ferry" else "/v2/health/ready"):
+            for path in (
+                "/v2/health/ready",
+                "/v2/models/mlp/ready" if not running.name.startswith("ferry") else "/v2/health/ready",
+            ):
                 with urllib.request.urlopen(running.http + path, timeout=2) as answer:
                     answer.read()
             return

@@ -1,23 +1,39 @@
-"""Mixed load: good and bad requests, loads and unloads, clients that hang up; answers are checked, memory is watched."""
+"""Mixed load: good and bad requests, loads and unloads, clients that hang up; answers are checked, memory is watched.
 
+    python benchmarks/serve_soak.py --requests 10000
+
+stops servers by SIGTERM under load, one after another, until so many requests have been sent over both protocols, small and large
+ones, and says how many were lost.
+"""
+
+import argparse
+import http.client
 import json
+import os
 import random
+import signal
 import socket
 import struct
+import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 import numpy as np
 import tritonclient.grpc as client_grpc
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, save
 from tritonclient.utils import InferenceServerException
 
 from serve_servers import Running, run_ferry
+from tensorferry.serve.proto import inference as pb
 
 _LOST = (200, 404, 503)  # what a request may see while its model is being unloaded and loaded
 
@@ -140,3 +156,118 @@ def _post(server: Running, path: str, body: bytes) -> tuple[int, bytes]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read()
+
+
+# ---- SIGTERM under load ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Restarts:
+    """Servers that were stopped while clients went on asking."""
+
+    num_servers: int = 0
+    num_answers: int = 0
+    losses: list[str] = field(default_factory=list)
+
+
+def restart_under_load(repository: Path, num_requests: int) -> Restarts:
+    """Start servers of `repository`, whose model `numbers` answers what it is asked, and stop each under load."""
+    result = Restarts()
+    moments = random.Random(0)
+    while result.num_answers + len(result.losses) < num_requests:
+        with run_ferry(repository) as server:
+            stopping = threading.Event()
+            clients = [
+                threading.Thread(target=_count_answers, args=(ask, server, size, stopping, result))
+                for ask in (_open_rest, _open_grpc)
+                for size in (4, 4, 4, 4, 2**18)
+            ]
+            for client in clients:
+                client.start()
+            time.sleep(moments.uniform(0.2, 1.0))
+            os.kill(server.pid, signal.SIGTERM)
+            time.sleep(moments.uniform(0.0, 0.3))  # while the server still takes what clients send before they hear of it
+            stopping.set()
+            for client in clients:
+                client.join()
+        result.num_servers += 1
+    return result
+
+
+Ask = Callable[[], bytes | None]
+
+
+def _count_answers(
+    open_client: Callable[[Running, np.ndarray], Ask], server: Running, size: int, stopping: threading.Event, result: Restarts
+) -> None:
+    values = np.arange(size, dtype=np.float32).reshape(1, -1)
+    ask = open_client(server, values)
+    while not stopping.is_set():
+        try:
+            answer = ask()
+        except Exception as error:
+            result.losses.append(f"{open_client.__name__}, {size} numbers: {error!r}")
+            return
+        if answer is None:  # the server has asked the client to leave
+            ask = open_client(server, values)
+        elif answer != values.tobytes():
+            result.losses.append(f"{open_client.__name__}, {size} numbers: a wrong answer of {len(answer)} bytes")
+        result.num_answers += answer is not None
+
+
+def _open_rest(server: Running, values: np.ndarray) -> Ask:
+    body = values.tobytes()
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(values.shape), "parameters": {"binary_data_size": len(body)}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    line = http.client.HTTPConnection(server.http.removeprefix("http://"), timeout=60)
+    is_closed = False
+
+    def ask() -> bytes | None:
+        nonlocal is_closed
+        if is_closed:
+            line.close()
+            return None
+        line.request("POST", "/v2/models/numbers/infer", head + body, {"Inference-Header-Content-Length": str(len(head))})
+        answer = line.getresponse()
+        found = answer.read()
+        if answer.status != 200:
+            raise ConnectionError(f"status {answer.status}: {found[:100]!r}")
+        is_closed = answer.headers.get("connection") == "close"
+        return found[int(answer.headers["inference-header-content-length"]) :]
+
+    return ask
+
+
+def _open_grpc(server: Running, values: np.ndarray) -> Ask:
+    request = pb.ModelInferRequest(model_name="numbers", raw_input_contents=[values.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=values.shape)
+    options = [("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+    channel = grpc.insecure_channel(server.grpc.removeprefix("grpc://"), options)
+    infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    message = request.SerializeToString()
+    return lambda: bytes(pb.ModelInferResponse.FromString(infer(message, timeout=60)).raw_output_contents[0])
+
+
+def _save_identity(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["n", "length"]) for end in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", ends[:1], ends[1:])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Say how many requests were lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000, help="default %(default)d")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="ferry-drain-") as name:
+        _save_identity(Path(name) / "numbers" / "1" / "model.onnx")
+        result = restart_under_load(Path(name), options.requests)
+    print(f"{result.num_answers:,} answers of {result.num_servers} servers stopped under load, {len(result.losses)} lost")
+    for loss in result.losses[:10]:
+        print(loss)
+    return 1 if result.losses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

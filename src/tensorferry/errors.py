@@ -36,10 +36,10 @@ class BadBudget(FerryError, ValueError):
 class BudgetTooSmall(FerryError):
     """One step cannot run in the budget, whatever is swapped or recomputed.
 
-    `smallest_nbytes` is the smallest budget that works.
+    `smallest_nbytes` is a budget that works, the smallest that is known to; None where none is known.
     """
 
-    def __init__(self, message: str, smallest_nbytes: int) -> None:
+    def __init__(self, message: str, smallest_nbytes: int | None) -> None:
         super().__init__(message)
         self.smallest_nbytes = smallest_nbytes
 

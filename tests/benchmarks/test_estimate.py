@@ -10,8 +10,9 @@ import estimate as script
 
 @pytest.mark.slow
 def test_the_benchmark_trains_what_it_predicted_and_writes_its_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(script, "NUM_TURNS", 1)
     path = tmp_path / "estimate.json"
     script.main(["--quick", "--models", "gpt", "--save", str(path)])
     assert "gpt" in capsys.readouterr().out

@@ -1,6 +1,8 @@
 """The precisions' benchmark, on toys."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,15 @@ import precision
 
 @pytest.mark.parametrize(("framework", "model"), [("torch", "cnn"), ("keras", "transformer")])
 def test_the_benchmark_prints_a_table_and_writes_its_figures(
-    framework: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    framework: str,
+    model: str,
+    torch_python: str,
+    keras_python: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the threads of a toy only wait for each other
+    monkeypatch.setattr(sys, "executable", torch_python if framework == "torch" else keras_python("tensorflow"))
     path = tmp_path / "precision.json"
     options = ["--quick", "--seeds", "1", "--framework", framework, "--model", model, "--save", str(path)]
     assert precision.main(options) == 0

@@ -2,15 +2,16 @@
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "rewrite.py"
 
 
-def test_a_graph_is_rewritten_and_its_figures_written(tmp_path: Path) -> None:
+def test_a_graph_is_rewritten_and_its_figures_written(keras_python: Callable[[str], str], tmp_path: Path) -> None:
     figures = tmp_path / "rewrite.json"
-    done = subprocess.run([sys.executable, SCRIPT, "--blocks", "1", "--save", figures], capture_output=True, text=True)
+    command = [keras_python("tensorflow"), SCRIPT, "--blocks", "1", "--save", figures]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert "Rewriting time" in done.stdout, done.stderr
     (row,) = json.loads(figures.read_text())["figures"]["rows"]
     assert row["num_ops"] > 1000

@@ -6,15 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-DEMO = [sys.executable, "-m", "tensorferry.cli", "demo"]
+from tensorferry.demo.show import BACKEND
+
+DEMO = ["-m", "tensorferry.cli", "demo"]
 
 
-def _demo(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=580)
+def _demo(*arguments: str, folder: Path, python: str = sys.executable) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([python, *DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
 
 
 def _children(pid: int) -> list[int]:
@@ -24,9 +27,10 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-@pytest.mark.timeout(600)  # three processes that each import large frameworks
-def test_plain_dies_of_the_cap_ferry_trains_in_less_than_half_of_its_memory_and_the_losses_are_equal(tmp_path: Path) -> None:
-    done = _demo("--size", "64", "--steps", "2", "--out", "shown", folder=tmp_path)
+def test_plain_dies_of_the_cap_ferry_trains_in_less_than_half_of_its_memory_and_the_losses_are_equal(
+    keras_python: Callable[[str], str], tmp_path: Path
+) -> None:
+    done = _demo("--size", "64", "--steps", "2", "--out", "shown", folder=tmp_path, python=keras_python(BACKEND))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "dies after 0 steps: " in done.stdout
     share = re.search(r"trains in .*, (\d+)% of plain's memory", done.stdout)
@@ -39,9 +43,8 @@ def test_plain_dies_of_the_cap_ferry_trains_in_less_than_half_of_its_memory_and_
     assert [path.name for path in tmp_path.iterdir()] == ["shown"]
 
 
-@pytest.mark.timeout(600)
-def test_a_budget_below_the_floor_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
-    done = _demo("--size", "16", "--steps", "2", "--budget", "1MiB", folder=tmp_path)
+def test_a_budget_below_the_floor_is_one_line_and_leaves_nothing(keras_python: Callable[[str], str], tmp_path: Path) -> None:
+    done = _demo("--size", "16", "--steps", "2", "--budget", "1MiB", folder=tmp_path, python=keras_python(BACKEND))
     assert done.returncode == 2
     assert done.stderr.startswith("ferry: one step needs at least")
     assert done.stderr.count("\n") == 1
@@ -71,7 +74,11 @@ def test_without_what_it_needs_it_says_what_to_install(module: str, extra: str) 
 @pytest.mark.parametrize("after_seconds", [0.0, 2.0])
 def test_an_interrupt_ends_the_children_and_leaves_nothing(after_seconds: float, tmp_path: Path) -> None:
     with subprocess.Popen(
-        [*DEMO, "--size", "96", "--steps", "50"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *DEMO, "--size", "96", "--steps", "50"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as demo:
         while not (children := _children(demo.pid)):
             assert demo.poll() is None

@@ -28,6 +28,29 @@ def test_the_largest_batch_is_exact_after_a_handful_of_captures(start: int) -> N
     assert len(asked) <= 6
 
 
+@pytest.mark.parametrize(("start", "expected"), [(7, [7, 14]), (1, [1, 2, 3])])
+def test_batches_that_grow_in_proportion_need_no_confirmation(start: int, expected: list[int]) -> None:
+    asked: list[int] = []
+
+    def capture(size: int) -> Trace:  # of one sample it has other ops
+        asked.append(size)
+        return make_chain_trace(5 if size > 1 else 4, activation_nbytes=1000 * size, weight_nbytes=4000, varied=False)
+
+    traces = TracesBySize(capture, float, start, counts_samples=True)
+    assert traces.find_largest(_fits(capture(777).plain_peak_nbytes)) == 777
+    assert asked[1:] == expected
+    assert traces.at(777).storages == capture(777).storages
+
+
+def test_a_batch_of_one_is_captured_though_all_others_are_known() -> None:
+    def capture(size: int) -> Trace:
+        return make_chain_trace(5 if size > 1 else 4, activation_nbytes=1000 * size, weight_nbytes=4000, varied=False)
+
+    traces = TracesBySize(capture, float, 8, counts_samples=True)
+    assert traces.find_largest(_fits(capture(1).plain_peak_nbytes)) == 1
+    assert 1 in traces.captured
+
+
 def test_resolutions_are_tried_in_steps() -> None:
     traces, asked = _traces(100, step=16, power=3)
     budget = make_chain_trace(5, activation_nbytes=1000 * 200**3, weight_nbytes=4000, varied=False).plain_peak_nbytes

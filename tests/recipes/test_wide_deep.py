@@ -1,10 +1,9 @@
 """Wide & deep: tables as people have them, learnt on either back end, and errors that name the column."""
 
 import json
-import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["tensorflow", "torch"])
-def answers(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
-    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+def answers(request: pytest.FixtureRequest, folder: Path, keras_python: Callable[[str], str]) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", TRIAL, folder], env=environment, capture_output=True, text=True
+        [keras_python(request.param), "-W", "error::UserWarning", TRIAL, folder], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tensorferry.report import Report
-from tensorferry.report.summary import circumstances, extra_time, floor_sentence, verdict
+from tensorferry.report.chrome import chrome_trace
+from tensorferry.report.page import html_page
+from tensorferry.report.report import report_to_json
+from tensorferry.report.summary import circumstances, extra_time, floor_sentence, process_sentence, verdict
 from tensorferry.units import format_bytes
 
 
@@ -53,3 +56,14 @@ def test_what_an_op_writes_in_place_is_not_counted_twice_in_the_floor(report_of:
 
 def test_one_is_counted_in_the_singular(report_of: Callable[..., Report]) -> None:
     assert circumstances(report_of(num_steps=1, num_plans=1)).startswith("1 step · 1 plan · ")
+
+
+def test_what_the_whole_process_held_is_told_wherever_a_report_is(report_of: Callable[..., Report]) -> None:
+    assert process_sentence(report_of(process_peak_nbytes=0)) == ""
+    report = report_of(process_peak_nbytes=900 * 2**20, tier="shm /dev/shm")
+    assert process_sentence(report).endswith("a container needs more than that, and what waits in shared memory on top.")
+    for shown in (" ".join(str(report).split()), html_page(report)):
+        assert "The whole process held 900" in shown
+    assert (
+        report_to_json(report)["process_peak_nbytes"] == chrome_trace(report)["otherData"]["process_peak_nbytes"] == 900 * 2**20
+    )

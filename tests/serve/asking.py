@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorferry.serve.core.faults import RequestFault
-from tensorferry.serve.core.model import Model, Ticket
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.model import Model
+from tensorferry.serve.core.requests import RequestOptions, Ticket
 
 Outcome = dict[str, np.ndarray] | RequestFault
 

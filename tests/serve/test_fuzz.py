@@ -53,7 +53,7 @@ class RawClient:
 
     def post(self, path: str, body: bytes, headers: dict[str, Any] | None = None) -> tuple[int, bytes]:
         """A whole request."""
-        lines = {"host": "ferry", "content-length": len(body), "connection": "close", **(headers or {})}
+        lines = {"host": "localhost", "content-length": len(body), "connection": "close", **(headers or {})}
         head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items()) + "\r\n"
         return self.send(head.encode("latin-1") + body, ends=False)
 

@@ -21,8 +21,15 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(arguments: list[s
     assert done.stderr.count("\n") == 1
 
 
+def test_measuring_over_grpc_says_what_to_install_where_grpcio_is_missing() -> None:
+    code = "import sys; sys.modules['grpc'] = None; from tensorferry.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, "bench-serve", "grpc://localhost:1", "m"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert 'measuring over gRPC needs grpc, which is not installed: pip install "tensorferry[grpc]"' in done.stderr
+
+
 def test_the_server_loads_no_framework_and_no_runtime_before_a_model_needs_it(tmp_path: Path) -> None:
-    heavy = ("torch", "tensorflow", "keras", "onnxruntime", "openvino")
+    heavy = ("torch", "tensorflow", "keras", "onnxruntime", "openvino", "grpc", "tritonclient")
     save_scale(tmp_path, "double", 2.0)
     code = f"""
 import sys

@@ -22,8 +22,8 @@ from wire import Wire, make_request, pack
 from tensorferry.serve.core.faults import MemoryFull
 from tensorferry.serve.core.limits import MAX_HEADER_NBYTES
 from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
-from tensorferry.serve.grpc.messages import Status
 from tensorferry.serve.rest.protocol import Connection
 from tensorferry.serve.server import Server
 

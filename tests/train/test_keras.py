@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,11 @@ TINY = f"{Path(__file__).with_name('tiny_keras.py')}:TinyKeras"
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(backend: str, tmp_path: Path) -> None:
+def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(
+    backend: str, keras_python: Callable[[str], str], tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", Path(__file__).with_name("keras_program.py"), tmp_path],
-        env=os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"},
+        [keras_python(backend), "-W", "error", Path(__file__).with_name("keras_program.py"), tmp_path],
         capture_output=True,
         text=True,
         timeout=240,
@@ -41,25 +42,29 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(bac
 
 
 def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    torch_python: str,
+    keras_python: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
     plain = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | {"OMP_NUM_THREADS": "1"}
     plain["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def ferry(*arguments: str, **variables: str) -> str:
-        command = [sys.executable, "-m", "tensorferry.cli", "train", *arguments]
-        done = subprocess.run(command, env=plain | variables, capture_output=True, text=True, timeout=240)
+    def ferry(python: str, *arguments: str) -> str:
+        command = [python, "-m", "tensorferry.cli", "train", *arguments]
+        done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    ferry(TINY, "--steps", "4", "--every", "2", "--seed", "1", "--out", str(folder), KERAS_BACKEND="torch")
+    ferry(keras_python("torch"), TINY, "--steps", "4", "--every", "2", "--seed", "1", "--out", str(folder))
     assert json.loads((folder / "config.json").read_text())["backend"] == "torch"
     page = (folder / "report.html").read_text()
     assert "KERAS_BACKEND=torch ferry train" in page
     before = weights(folder)
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
-    assert "Keras on torch" in ferry("--resume", str(folder))
+    assert "Keras on torch" in ferry(torch_python, "--resume", str(folder))
     assert weights(folder) == before
 
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")

@@ -24,7 +24,6 @@ from tensorferry.train.folder import hold, writing
 from tensorferry.train.start import TrainRequest, begin, resume
 
 NUM_KILLS = 20
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of a tiny model only wait for each other
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +107,12 @@ def test_killed_at_any_moment_a_run_ends_with_the_bits_of_one_that_was_not(serve
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(
+    number: int, code: int, torch_python: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "tensorferry.cli", "train", TINY, "--steps", "100000", "--seed", "1"]
-    process = subprocess.Popen([*command, "--every", "50000", "--out", folder], stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    command = [torch_python, "-m", "tensorferry.cli", "train", TINY, "--steps", "100000", "--seed", "1"]
+    process = subprocess.Popen([*command, "--every", "50000", "--out", folder], stdout=subprocess.PIPE, text=True)
     _wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 500)
     process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
@@ -125,13 +126,15 @@ def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(number:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_else(number: int, code: int, tmp_path: Path) -> None:
+def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_else(
+    number: int, code: int, torch_python: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "runs" / "run"
     begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
     before, slow = weights(folder), f"{Path(__file__).with_name('tiny.py')}:Slow"
     for out, options in ((folder, ["--force"]), (tmp_path / "other" / "run", [])):
-        command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", out, *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+        command = [torch_python, "-m", "tensorferry.cli", "train", slow, "--out", out, *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "loading\n"
         process.send_signal(number)
@@ -142,31 +145,33 @@ def test_a_signal_while_loading_leaves_the_overwritten_run_whole_and_nothing_els
     assert weights(folder) == before
 
 
-def _kill_while_loading(folder: Path) -> None:
+def _kill_while_loading(python: str, folder: Path) -> None:
     """Overwrite a run, and be killed before the first step."""
     slow = f"{Path(__file__).with_name('tiny.py')}:Slow"
-    command = [sys.executable, "-m", "tensorferry.cli", "train", slow, "--out", folder, "--force"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ONE_THREAD)
+    command = [python, "-m", "tensorferry.cli", "train", slow, "--out", folder, "--force"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.kill()
     process.communicate(timeout=60)
 
 
-def test_the_run_that_a_killed_one_was_to_overwrite_is_back_when_training_starts_there_again(tmp_path: Path) -> None:
+def test_the_run_that_a_killed_one_was_to_overwrite_is_back_when_training_starts_there_again(
+    torch_python: str, tmp_path: Path
+) -> None:
     folder, told = tmp_path / "run", Told()
     begin(TrainRequest(TINY, {"steps": "2"}, out=folder, seed=7), Told())
     before = weights(folder)
-    _kill_while_loading(folder)
+    _kill_while_loading(torch_python, folder)
     assert resume(folder, told) == 0
     assert told.notes[0].startswith(f"a run that was to overwrite {str(folder)!r} was killed before its first step")
     assert weights(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    _kill_while_loading(folder)
+    _kill_while_loading(torch_python, folder)
     with pytest.raises(ferry.BadRun, match="exists; resume it"):
         begin(TrainRequest(TINY, {"steps": "3"}, out=folder, seed=7), Told())
     assert weights(folder) == before
-    _kill_while_loading(folder)
+    _kill_while_loading(torch_python, folder)
     begin(TrainRequest(TINY, {"steps": "3"}, out=folder, seed=7, force=True), Told())
     assert len(losses(folder)) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -199,14 +204,16 @@ def test_a_folder_that_is_no_run_is_never_removed_for_one_that_waits(tmp_path: P
     assert (tmp_path / ".run.earlier" / "config.json").is_file()
 
 
-def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server: ForkServerContext, tmp_path: Path) -> None:
+def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(
+    server: ForkServerContext, torch_python: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     first = _start(server, _begin_long, folder)
     _wait_for((folder / "metrics.jsonl").exists)
     try:
         for arguments in (["--resume", folder], [TINY, "--out", folder, "--force"]):
-            command = [sys.executable, "-m", "tensorferry.cli", "train", *arguments]
-            second = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, timeout=120)
+            command = [torch_python, "-m", "tensorferry.cli", "train", *arguments]
+            second = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert second.returncode == 2
             assert f"ferry: process {first.pid} is training in {str(folder)!r}" in second.stderr
             assert second.stderr.count("\n") == 1
@@ -218,7 +225,7 @@ def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(server
         assert (folder / ".lock").read_text() == str(os.getpid())
 
 
-def _train_until_full(folder: Path, step: int, num_bytes: str) -> "subprocess.CompletedProcess[str]":
+def _train_until_full(python: str, folder: Path, step: int, num_bytes: str) -> "subprocess.CompletedProcess[str]":
     """Train with files that can grow no longer than `num_bytes` once a step is done, as if the disk were full."""
     program = f"""
 import resource, signal, sys
@@ -237,8 +244,8 @@ sys.exit(code)
 """
     paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
-        [sys.executable, "-c", program],
-        env=ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
+        [python, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -253,9 +260,9 @@ sys.exit(code)
     ],
 )
 def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(
-    step: int, num_bytes: str, says: str, tmp_path: Path
+    step: int, num_bytes: str, says: str, torch_python: str, tmp_path: Path
 ) -> None:
-    done = _train_until_full(tmp_path / "run", step, num_bytes)
+    done = _train_until_full(torch_python, tmp_path / "run", step, num_bytes)
     assert f"RunFailed: {says} under" in done.stderr
     assert "step-00000004 is still whole" in done.stderr
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == ["step-00000004", "step-00000000"]
@@ -266,8 +273,8 @@ def test_a_full_disk_names_the_cause_and_leaves_the_checkpoint_before(
     assert losses(tmp_path / "run") == losses(whole)
 
 
-def test_a_run_whose_page_alone_finds_no_room_has_ended_well_and_says_how_to_draw_it(tmp_path: Path) -> None:
-    done = _train_until_full(tmp_path / "run", 12, "12_000")
+def test_a_run_whose_page_alone_finds_no_room_has_ended_well_and_says_how_to_draw_it(torch_python: str, tmp_path: Path) -> None:
+    done = _train_until_full(torch_python, tmp_path / "run", 12, "12_000")
     assert done.returncode == 0, done.stderr
     note, page = done.stdout.splitlines()[-2:]
     assert note.startswith(f"cannot write {str(tmp_path / 'run' / 'report.html')!r}: File too large. The run is saved")

@@ -34,6 +34,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     _add_network(parser)
     _add_models(parser)
     _add_limits(parser)
+    parser.add_argument("--otlp", metavar="URL", help="send OpenTelemetry traces to a collector, such as http://localhost:4318")
     parser.add_argument("--log-json", action="store_true", help="log one JSON object per line instead of text")
     parser.add_argument("--log-verbose", type=count, default=0, metavar="N", help="above 0: log every inference")
     parser.set_defaults(run=_run)
@@ -213,6 +214,7 @@ def _run(options: argparse.Namespace) -> int:
             admin_keys=options.admin_keys,
             admin_host=options.admin_host,
             admin_port=options.admin_port,
+            otlp=options.otlp,
             log_json=options.log_json,
             log_verbose=options.log_verbose,
         )

@@ -180,7 +180,9 @@ class Study:
             noted = self._calls if kernels == "cpu" and size == self._start else None
             return capture_step(lambda: self.model.make_model(inputs), asked, noted)
 
-        return TracesBySize(capture, lambda size: float(size) ** num_edges, self._start, step)
+        return TracesBySize(
+            capture, lambda size: float(size) ** num_edges, self._start, step, counts_samples=self.axis == "batch"
+        )
 
     @property
     def _start(self) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel
 from tensorferry.files import force, write_whole
@@ -23,6 +22,7 @@ from tensorferry.optimization.candidates import Candidate
 from tensorferry.serve.core.config import CONFIG_NAME, read_config
 from tensorferry.serve.core.folder import list_versions
 from tensorferry.serve.core.spec import datatype_number
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 
 LABELS_NAME = "labels.txt"
@@ -145,20 +145,18 @@ def make_candidate_config(name: str, candidate: Candidate, signature: Signature,
     config = make_config(name, candidate.backend, signature, max(_MIN_MAX_BATCH, batch) if is_batched else 0)
     set_parameters(config, candidate.parameters)
     if candidate.accelerator:
-        config.instance_group.add(count=1, kind=model_config_pb2.ModelInstanceGroup.KIND_GPU)
+        config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_GPU)
         if candidate.accelerator == "tensorrt":
             config.optimization.execution_accelerators.gpu_execution_accelerator.add(name="tensorrt")
     else:
         # a candidate that is fastest with few threads leaves cores for others of its kind
-        config.instance_group.add(
-            count=max(1, count_cores() // candidate.num_threads), kind=model_config_pb2.ModelInstanceGroup.KIND_CPU
-        )
+        config.instance_group.add(count=max(1, count_cores() // candidate.num_threads), kind=pb.ModelInstanceGroup.KIND_CPU)
     return config
 
 
 def make_config(name: str, backend: str, signature: Signature, max_batch_size: int) -> Any:
     """The configuration of any model: its name, what runs it, what it takes and gives."""
-    config = model_config_pb2.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
+    config = pb.ModelConfig(name=name, backend=backend, max_batch_size=max_batch_size)
     if backend == "ensemble":
         config.backend, config.platform = "", "ensemble"
     _add_tensors(config.input, signature.inputs, max_batch_size > 0)
@@ -191,7 +189,7 @@ def _update_config(old: Any, new: Any) -> Any:
                 f"the model '{new.name}' that is there has other {word}s ({names}), so its clients would break; "
                 "save this one under another name"
             )
-    merged = model_config_pb2.ModelConfig()
+    merged = pb.ModelConfig()
     merged.CopyFrom(old)
     for field in (*_OWN_FIELDS, "parameters"):
         merged.ClearField(field)

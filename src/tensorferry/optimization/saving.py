@@ -29,13 +29,13 @@ from tensorferry.optimization.repository import (
     write_versions,
 )
 from tensorferry.optimization.sources.source import Source
+from tensorferry.serve.core.folder import CARD_NAME
 from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
 from tensorferry.serve.runtimes.table import load_runtime
 from tensorferry.train.config import find_versions
 
 _MAX_DIFFERENCE = 1e-3  # between two independent rows alone and together: kernels sum in other orders
-_CARD_NAME = "card.json"
 _TOOLS = (
     "tensorferry",
     "onnx",
@@ -240,7 +240,7 @@ def _make_pipeline_card(source: Source, signature: Signature, steps: Mapping[str
 
 def _write_card(card: dict[str, Any], folder: Path) -> None:
     """Write a card into a version's folder."""
-    (folder / _CARD_NAME).write_text(json.dumps(card, indent=1) + "\n", "utf-8")
+    (folder / CARD_NAME).write_text(json.dumps(card, indent=1) + "\n", "utf-8")
 
 
 def _begin(source: Source, signature: Signature, route: str = "") -> dict[str, Any]:

@@ -38,8 +38,6 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSma
         f"one step needs at least {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes), "
         f"the budget is {format_bytes(budget_nbytes)}; "
     )
-    if not trace.ops:
-        return BudgetTooSmall(message + "that much is already held before it begins. Raise the budget.", smallest.nbytes)
     op = trace.ops[smallest.op]
     alone = op.workspace_nbytes + sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
     message += f"{op.name!r} alone holds {format_bytes(alone)}. "
@@ -50,3 +48,24 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSma
     else:
         message += "Raise the budget, or shrink the batch."
     return BudgetTooSmall(message, smallest.nbytes)
+
+
+def too_small_to_begin(budget_nbytes: int, held_nbytes: int) -> BudgetTooSmall:
+    """The error for a budget that is passed before a step has begun; what the step will need is not known."""
+    return BudgetTooSmall(
+        f"{format_bytes(held_nbytes)} are held before the first step begins, the budget is {format_bytes(budget_nbytes)}; what "
+        "the step takes beyond that is not known before it has run. Raise the budget, or use a smaller model.",
+        None,
+    )
+
+
+def stopped(op: str, budget_nbytes: int, held_nbytes: int, demand_nbytes: int, named_nbytes: int | None) -> BudgetTooSmall:
+    """The error for a step that was stopped before an op that would have taken it above the budget."""
+    message = (
+        f"the first step was stopped at {op!r}: {format_bytes(held_nbytes)} are held and cannot be swapped, the op takes "
+        f"{format_bytes(demand_nbytes)} more, the budget is {format_bytes(budget_nbytes)}; "
+    )
+    needed_nbytes = held_nbytes + demand_nbytes
+    if named_nbytes is not None and named_nbytes > max(needed_nbytes, budget_nbytes):
+        return BudgetTooSmall(f"{message}{format_bytes(named_nbytes)} ({named_nbytes} bytes) will do.", named_nbytes)
+    return BudgetTooSmall(f"{message}what the rest of the step needs is not known. Raise the budget, or shrink the batch.", None)

@@ -29,6 +29,7 @@ def chrome_trace(report: ReportData) -> dict[str, Any]:
             "verdict": verdict(report),
             "budget_nbytes": report.budget_nbytes,
             "measured_peak_nbytes": report.measured_peak_nbytes,
+            "process_peak_nbytes": report.process_peak_nbytes,
             "tier": printable(report.tier),
             "notes": [printable(note) for note in report.notes],
         },

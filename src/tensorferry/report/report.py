@@ -51,6 +51,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "measured": _timeline_to_json(report.measured),
         "budget_nbytes": report.budget_nbytes,
         "measured_peak_nbytes": report.measured_peak_nbytes,
+        "process_peak_nbytes": report.process_peak_nbytes,
         "num_steps": report.num_steps,
         "num_plans": report.num_plans,
         "tier": report.tier,

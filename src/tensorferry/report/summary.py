@@ -32,6 +32,7 @@ class ReportData:
     measured: Timeline | None  # the median planned step as it ran
     budget_nbytes: int
     measured_peak_nbytes: int = 0  # the highest over all steps
+    process_peak_nbytes: int = 0  # of the whole process, its libraries included; 0: not known
     num_steps: int = 0
     num_plans: int = 0
     tier: str = ""
@@ -148,9 +149,20 @@ def floor_sentence(report: ReportData) -> str:
     return f"{head} {clip(op.name, 80)} ({op.phase}): {holds} of inputs and outputs{workspace}."
 
 
+def process_sentence(report: ReportData) -> str:
+    """What a container's limit must leave room for; empty where it is not known."""
+    if not report.process_peak_nbytes:
+        return ""
+    shared = ", and what waits in shared memory on top" if report.tier.startswith("shm") else ""
+    return (
+        f"The whole process held {format_bytes(report.process_peak_nbytes)} at most, Python and its libraries included: "
+        f"a container needs more than that{shared}."
+    )
+
+
 def all_notes(report: ReportData) -> list[str]:
-    """The notes, and before them what sets the smallest budget."""
-    return [note for note in (floor_sentence(report), *map(printable, report.notes)) if note]
+    """The notes, and before them what sets the smallest budget and what the process held."""
+    return [note for note in (floor_sentence(report), process_sentence(report), *map(printable, report.notes)) if note]
 
 
 def circumstances(report: ReportData) -> str:

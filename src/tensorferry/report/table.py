@@ -8,7 +8,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tensorferry.report.summary import ReportData, circumstances, figures, floor_sentence, is_over_budget, verdict
+from tensorferry.report.summary import (
+    ReportData,
+    circumstances,
+    figures,
+    floor_sentence,
+    is_over_budget,
+    process_sentence,
+    verdict,
+)
 from tensorferry.text import printable
 from tensorferry.units import format_bytes
 
@@ -26,8 +34,7 @@ def text_parts(report: ReportData) -> Iterator[RenderableType]:
         table.add_row(figure.name, figure.plain, figure.planned, figure.measured)
     yield table
     yield Text(circumstances(report))
-    if floor := floor_sentence(report):
-        yield Text(floor)
+    yield from (Text(sentence) for sentence in (floor_sentence(report), process_sentence(report)) if sentence)
     if report.notes:
         # a grid keeps the wrapped lines of a note clear of the next note's mark
         grid = Table.grid(padding=(0, 1))

@@ -18,7 +18,9 @@ import numpy as np
 import orjson
 
 from tensorferry.errors import BadOption
+from tensorferry.extras import load_extra
 from tensorferry.serve.core.tensors import DTYPES, Array, encode_bytes, encode_json
+from tensorferry.serve.proto import inference as pb
 from tensorferry.units import format_seconds
 
 _WARM_SECONDS = 0.3
@@ -278,9 +280,7 @@ def _key(target: Target) -> str:
 
 
 async def _run_grpc(target: Target, concurrency: int, seconds: float) -> Tally:
-    import grpc
-    from tritonclient.grpc import service_pb2 as pb
-
+    grpc: Any = load_extra("grpc", "measuring over gRPC", "grpc")
     parts = urlsplit(target.url)
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     open_channel: Any = grpc.aio.insecure_channel
@@ -309,14 +309,14 @@ async def _run_grpc(target: Target, concurrency: int, seconds: float) -> Tally:
             raise BadOption(f"{target.url} does not tell of the model '{target.model}': {said or error.code().name}") from None
         tensors = [{"name": t.name, "datatype": t.datatype, "shape": list(t.shape)} for t in found.inputs]
         inputs = make_inputs({"inputs": tensors}, config.config.max_batch_size, target)
-        request = _make_grpc_request(pb, target, tensors, inputs)
+        request = _make_grpc_request(target, tensors, inputs)
         infer = method("ModelInfer", pb.ModelInferResponse)
         tally = Tally(time.perf_counter() + seconds)
         await asyncio.gather(*(_loop_grpc(infer, request, tally, grpc.aio.AioRpcError) for _ in range(concurrency)))
         return tally
 
 
-def _make_grpc_request(pb: Any, target: Target, tensors: list[dict[str, Any]], inputs: Mapping[str, Array]) -> bytes:
+def _make_grpc_request(target: Target, tensors: list[dict[str, Any]], inputs: Mapping[str, Array]) -> bytes:
     request = pb.ModelInferRequest(model_name=target.model, model_version=target.version)
     for tensor in tensors:
         array = inputs[tensor["name"]]

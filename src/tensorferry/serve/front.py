@@ -1,4 +1,4 @@
-"""The way into the server for connections of one protocol: listens, sweeps, drains."""
+"""The way into the server for connections of one protocol: listens, times out, drains."""
 
 import asyncio
 import socket
@@ -21,7 +21,7 @@ class Connection(Protocol):
     def end(self) -> None:
         """Close after what is under way, or at once where there is nothing."""
 
-    def sweep(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long."""
 
 
@@ -29,7 +29,7 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 
 
 class Front(Generic[AnyConnection]):
-    """Listens, and sweeps its connections; `make` makes one, to be kept in the set that it gets."""
+    """Listens, and ends connections that take too long; `make` makes one, to be kept in the set that it gets."""
 
     def __init__(self, make: Callable[[set[AnyConnection]], AnyConnection], max_connections: int = 1024) -> None:
         self.make = make
@@ -37,7 +37,7 @@ class Front(Generic[AnyConnection]):
         self.connections: set[AnyConnection] = set()
         self.server: asyncio.Server | None = None
         self.greeter: Greeter | None = None
-        self.sweeper: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self.is_draining = False
         self.loop = asyncio.get_running_loop()
 
@@ -49,7 +49,7 @@ class Front(Generic[AnyConnection]):
         else:
             self.greeter = Greeter(tls, self._make, lambda: self.max_connections - len(self.connections))
             listener = self.greeter.listen(host, port)
-        self._sweep()
+        self._check_timeouts()
         return int(listener.getsockname()[1])
 
     async def stop(self, seconds: float) -> None:
@@ -73,8 +73,8 @@ class Front(Generic[AnyConnection]):
             await asyncio.sleep(0.02)
         for connection in list(self.connections):
             connection.transport.abort()
-        if self.sweeper is not None:
-            self.sweeper.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
 
     def _make(self) -> Any:
         connection = self.make(self.connections)
@@ -82,11 +82,11 @@ class Front(Generic[AnyConnection]):
             connection.drain()
         return connection
 
-    def _sweep(self) -> None:
-        self.sweeper = self.loop.call_later(0.5, self._sweep)
+    def _check_timeouts(self) -> None:
+        self.timer = self.loop.call_later(0.5, self._check_timeouts)
         now = time.monotonic()
         for connection in list(self.connections):
-            connection.sweep(now)
+            connection.check_timeouts(now)
 
 
 class Greeter:

@@ -41,6 +41,7 @@ class ServeOptions:
     admin_keys: Path | None = None  # for control calls and metrics; None: the same as for inference
     admin_host: str | None = None  # None: `host`
     admin_port: int | None = None  # for control calls and metrics; None: the port of REST
+    otlp: str | None = None  # the address of a collector that traces are sent to
     log_json: bool = False
     log_verbose: int = 0
 
@@ -57,4 +58,16 @@ class BenchOptions:
     num_rows: int = 1
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     api_key: str = ""
+    as_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryOptions:
+    """One look at a repository."""
+
+    repository: Path
+    check: bool = False
+    trust: bool = False
+    num_kept: int | None = None  # versions of each model; None: all
+    asks: bool = True  # before anything is removed
     as_json: bool = False

@@ -14,6 +14,7 @@ from typing import Any
 import uvloop
 
 from tensorferry.errors import BadOption
+from tensorferry.extras import missing_extra
 from tensorferry.serve.core.access import Access
 from tensorferry.serve.core.cache import ResponseCache
 from tensorferry.serve.core.dataplane import DataPlane
@@ -27,14 +28,16 @@ from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
+from tensorferry.serve.core.tracing import TraceExporter
 from tensorferry.serve.front import Front
-from tensorferry.serve.grpc import http2
+from tensorferry.serve.grpc import connection as http2
 from tensorferry.serve.grpc.service import Service
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.page.metrics import CONTENT_TYPE, make_registry, write_metrics
 from tensorferry.serve.page.status import make_page, make_status
 from tensorferry.serve.rest import protocol as rest
 from tensorferry.serve.rest.app import RestApp
+from tensorferry.serve.rest.openapi import make_document
 from tensorferry.serve.runtimes.worker import kill_workers
 from tensorferry.serve.sources import Mirror, SourceFailed, open_mirror
 from tensorferry.serve.tls import Certificates
@@ -111,6 +114,7 @@ class Server:
             allows_control=options.control_mode == "explicit",
             max_under_way=options.max_under_way,
             regions=Regions(options.shared_memory, options.max_memory_nbytes),
+            traces=_open_traces(options.otlp),
         )
         self.budget = MemoryBudget(options.max_memory_nbytes)
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
@@ -147,13 +151,17 @@ class Server:
         if self.mirror is not None:
             self.mirror.close()
         self.plane.regions.close()
+        if self.plane.traces is not None:
+            await asyncio.to_thread(self.plane.traces.close)
 
     async def _start_http(self, host: str, port: int, access: Access) -> tuple[Front[rest.Connection], int]:
         options = self.options
+        document = make_document(has_keys=access.has_keys)
         status_page = make_page()  # now, because making it takes long enough to keep a request waiting
         pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/metrics": lambda: (CONTENT_TYPE, write_metrics(self.registry)),
             "/": lambda: (b"text/html; charset=utf-8", status_page),
+            "/openapi.json": lambda: (b"application/json", document),
             "/status": lambda: (b"application/json", make_status(self.plane)),
         }
         app = RestApp(self.plane, access, pages, options.max_body_nbytes)
@@ -238,6 +246,16 @@ async def _listen(front: Front[Any], host: str, port: int, certificates: Certifi
         return await front.start(host, port, None if certificates is None else certificates.current)
     except OSError as error:
         raise BadOption(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _open_traces(endpoint: str | None) -> TraceExporter | None:
+    if endpoint is None:
+        return None
+    try:
+        from tensorferry.serve.otel import OtlpTraces
+    except ModuleNotFoundError as error:
+        raise missing_extra("--otlp", error.name, "otel") from error
+    return OtlpTraces(endpoint)
 
 
 def _open_certificates(options: ServeOptions, protocol: str) -> Certificates | None:

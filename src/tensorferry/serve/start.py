@@ -1,7 +1,7 @@
 """The way from the command line into the server: says what to install where the extra is missing."""
 
 from tensorferry.extras import missing_extra
-from tensorferry.serve.options import BenchOptions, ServeOptions
+from tensorferry.serve.options import BenchOptions, InventoryOptions, ServeOptions
 
 
 def start(options: ServeOptions) -> int:
@@ -39,3 +39,12 @@ def bench(options: BenchOptions) -> int:
 
     measure(target, list(options.concurrencies), show)
     return 1 if any(result.num_errors for result in results) else 0
+
+
+def take_inventory(options: InventoryOptions) -> int:
+    """List a repository, and check or prune it; the exit code is 1 where something is wrong with a model."""
+    try:
+        from tensorferry.serve.inventory_command import run
+    except ModuleNotFoundError as error:
+        raise missing_extra("ferry models", error.name, "serve") from error
+    return run(options)

@@ -48,6 +48,16 @@ def interpolate(first: Trace, second: Trace, share: float) -> Trace:
     )
 
 
+def grows_in_proportion(first: Trace, second: Trace, factor: float) -> bool:
+    """Whether both have the same ops and whatever they hold stays as it is or grows by `factor`, as tensors of samples do."""
+    if not same_ops(first, second):
+        return False
+    held = (
+        [storage.nbytes for storage in trace.storages] + [op.workspace_nbytes for op in trace.ops] for trace in (first, second)
+    )
+    return all(after in (before, before * factor) for before, after in zip(*held, strict=True))
+
+
 def same_ops(first: Trace, second: Trace) -> bool:
     """Whether two traces differ in sizes, times and the names of layers only."""
     shapes = [[(op.kernel, op.phase, op.inputs, op.outputs) for op in trace.ops] for trace in (first, second)]

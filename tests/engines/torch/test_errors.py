@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import nn
 
 import tensorferry as ferry
 from tensorferry.engines.torch import LargeModel
-from tensorferry.engines.torch.opening import Opened
+from tensorferry.engines.torch.open_device import OpenedDevice
 from tensorferry.errors import (
     BadBudget,
     BadModel,
@@ -27,6 +28,7 @@ from tensorferry.errors import (
     BudgetTooSmall,
     CopyStuck,
     GraphFreed,
+    NotSupported,
     SavedTensorModified,
     TierFull,
 )
@@ -208,9 +210,9 @@ class _Stuck(Adversary):
 
 
 def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module) -> None:
-    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> OpenedDevice:
         stuck = _Stuck(seed=0)
-        return Opened(stuck, stuck, budget_nbytes or 0)
+        return OpenedDevice(stuck, stuck, budget_nbytes or 0)
 
     large = LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck)
     with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"), large:
@@ -275,3 +277,21 @@ def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on(
     first, second = done.stdout.splitlines()
     assert first.startswith(TierFull.__name__)
     assert second == "still trains"
+
+
+def test_gradients_by_torch_func_are_refused_with_what_to_do_and_work_again_outside(model: nn.Module) -> None:
+    x, _ = images(0)
+
+    def gradient() -> torch.Tensor:
+        return torch.func.grad(lambda x: model.eval()(x).sum())(x)
+
+    with ferry.large_model(model, budget="1GiB"), pytest.raises(NotSupported, match=r"inside ferry\.large_model.*backward"):
+        gradient()
+    assert gradient().shape == x.shape
+
+
+def test_a_compiled_model_does_not_warn_of_the_engines_own_hooks(model: nn.Module) -> None:
+    compiled = torch.compile(model, backend="eager")
+    with ferry.large_model(compiled, budget="1GiB"):  # type: ignore[arg-type]
+        compiled(images(0)[0]).sum().backward()
+    assert not any("global hooks" in str(message) for _, message, *_ in warnings.filters)

@@ -1,6 +1,6 @@
 """A budget that the whole step cannot run in, optimizer included, is refused before the first step, and nothing has changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tensorferry.engines.torch import LargeModel
 from tensorferry.engines.torch.forecast import Forecast, forecast
-from tensorferry.engines.torch.standing import find_optimizers
+from tensorferry.engines.torch.model_memory import find_optimizers
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.plan import find_floor
 from tensorferry.trace import Kind, Phase
@@ -170,6 +170,20 @@ def test_two_optimizers_of_one_model_are_both_in_the_forecast() -> None:
     assert abs(_above_nbytes(_forecast(model, halves)) - whole) < 1024
 
 
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_model_for_data_parallel_training_is_followed(one_process: None) -> None:
+    model = _Wide()
+    alone = _forecast(model, [torch.optim.AdamW(model.parameters())]).trace
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    assert _forecast(wrapped, [torch.optim.AdamW(wrapped.parameters())]).trace == alone
+
+
 def test_gradients_that_are_there_are_not_counted_twice() -> None:
     model = _Wide()
     without = _above_nbytes(_forecast(model, []))
@@ -233,21 +247,28 @@ def test_weights_above_the_budget_are_refused_though_the_model_cannot_be_followe
             self.wide = _Wide()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            ran.append(1)
+            ran.append(type(x))
             return self.wide(x) if x.sum() > 0 else x
 
-    ran: list[int] = []
+    ran: list[type] = []
     model = Branches()
     weights_nbytes = sum(p.nbytes for p in model.parameters())
     with (
-        pytest.raises(BudgetTooSmall, match="held before it begins") as caught,
+        pytest.raises(BudgetTooSmall, match="held before the first step begins") as caught,
         _large(model, None, 6 * 2**20 + weights_nbytes // 2),
     ):
         model(torch.ones(4, WIDTH))
-    assert caught.value.smallest_nbytes > weights_nbytes
-    assert ran == [1]  # the forecast's own, which found that it cannot follow
+    assert caught.value.smallest_nbytes is None  # nobody knows
+    assert torch.Tensor not in ran  # only the forecast's own, which found that it cannot follow
     with pytest.raises(BudgetTooSmall), _large(model, None, 6 * 2**20 + weights_nbytes // 2):
         model.wide.layers(torch.ones(4, WIDTH))
+
+
+def test_a_part_that_nobody_trains_is_not_refused_for_a_backward_pass_it_may_not_have() -> None:
+    model = nn.ModuleDict({"first": _Wide(), "second": _Wide()})
+    weights_nbytes = sum(p.nbytes for p in model.parameters())
+    with _large(model, None, 6 * 2**20 + weights_nbytes + weights_nbytes // 4):
+        model["first"](torch.ones(4, WIDTH)).detach()
 
 
 def test_a_forecast_that_is_lower_than_the_step_is_made_good_before_the_second_step() -> None:
@@ -263,6 +284,65 @@ def test_a_forecast_that_is_lower_than_the_step_is_made_good_before_the_second_s
         with pytest.raises(BudgetTooSmall, match="one step needs at least 1"):
             classify(model, images(1), optimizer)
         assert all(map(torch.equal, weights, _bits(model)))
+
+
+def test_what_was_measured_inside_the_budget_is_not_refused_for_the_margin() -> None:
+    """A floor above the plan's limit and below the budget: the step that was recorded has shown that it can be."""
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    adversary = _Counting(model, optimizer)
+    budget_nbytes, margin_nbytes = 2**28, 6 * 2**20
+    adversary.peak_nbytes = lambda: budget_nbytes - margin_nbytes // 2  # type: ignore[method-assign]
+    with LargeModel(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(adversary)) as big:
+        for seed in range(4):
+            classify(model, images(seed), optimizer)
+    plan = big.report().plan
+    assert plan is not None
+    assert budget_nbytes - margin_nbytes < plan.floor_nbytes <= budget_nbytes
+
+
+def test_a_model_of_which_only_parts_are_called_is_refused_before_they_run() -> None:
+    model, ran = _Wide(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.layers[0].register_forward_hook(lambda *_: ran.append(1))
+
+    def train() -> None:
+        functional.mse_loss(model.frozen(model.layers(torch.ones(4, WIDTH))), torch.zeros(4, WIDTH)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with pytest.raises(BudgetTooSmall) as caught, _large(model, optimizer, _between(model)):
+        train()
+    assert ran == []
+    assert caught.value.smallest_nbytes is not None
+    with _large(model, optimizer, caught.value.smallest_nbytes) as big:
+        for _ in range(3):
+            train()
+    assert big.report().num_steps == 3
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_step_that_cannot_be_followed_is_stopped_before_it_passes_the_budget() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2**20))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.sum() > 0:  # what fake tensors cannot tell
+                for _ in range(6):
+                    x = torch.cat([x, x])
+                    sizes.append(x.nbytes)
+            return x * self.scale[0]
+
+    sizes: list[int] = []
+    model, budget_nbytes = Doubling(), 96 * 2**20
+    with LargeModel(model, budget_nbytes, "auto", True, 2**20, 10.0) as big:
+        with pytest.raises(BudgetTooSmall, match="was stopped at 'aten::cat'") as caught:
+            model(torch.ones(2**20) * model.scale[:1]).sum().backward()
+        assert caught.value.smallest_nbytes is None
+        assert 16 * 2**20 <= max(sizes) <= 64 * 2**20
+    assert big.peak_nbytes <= budget_nbytes
 
 
 PROGRAM = """

@@ -41,18 +41,18 @@ PROGRAM = """
     moved = report.moved
     print(json.dumps({"losses": losses, "peak": highest - before, "swapped": moved.swapped_nbytes + moved.recomputed_nbytes,
                       "planned": report.plan.peak_nbytes, "floor": report.plan.floor_nbytes,
-                      "floor_with_freed": find_floor(big._course.schedule.trace).nbytes}))
+                      "floor_with_freed": find_floor(big._history.schedule.trace).nbytes}))
 """
 
 CHANGE_OF_MIND = """
-    from tensorferry.engines.torch import course
+    from tensorferry.engines.torch import history
 
-    def plan(self, *args, may_reuse, make_plan=course.Course.make_plan, **kwargs):
+    def plan(self, *args, may_reuse, make_plan=history.OpHistory.make_plan, **kwargs):
         make_plan(self, *args, may_reuse=self.num_plans < 2, **kwargs)
         assert self.schedule.reuses_freed == (self.num_plans <= 2)
 
-    course._LOOSE_COST_SHARE = 1e9  # freed memory is kept where it can be, whatever that costs
-    course.Course.make_plan = plan
+    history._LOOSE_COST_SHARE = 1e9  # freed memory is kept where it can be, whatever that costs
+    history.OpHistory.make_plan = plan
 """
 
 
@@ -87,22 +87,51 @@ def test_a_plan_that_keeps_no_freed_memory_holds_after_plans_that_did(roomy: dic
     assert found["peak"] <= _MARGIN.limit_of(budget) + 2 * 2**20
 
 
-def test_what_was_held_before_the_context_is_not_counted() -> None:
-    early = run_program(
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    """A model so small that nearly all the process grows by is not its."""
+    return run_program(
         """
-        import json
+        import json, sys
         import torch
         import tensorferry as ferry
+        from tensorferry.engines.resident import ResidentMeter
+        from tensorferry.engines.torch.forecast import forecast
 
         early = torch.ones(2**26)  # 256 MiB
         del early
-        model = torch.nn.Linear(8, 8)
+        model, x = torch.nn.Linear(8, 8), torch.ones(2, 8)
+        model(x).sum().backward()
+        model.zero_grad()
+        meter = ResidentMeter()
+        before = meter.now_nbytes()
         with ferry.large_model(model, budget="128MiB") as big:
-            model(torch.ones(2, 8)).sum().backward()
-        print(json.dumps({"peak": big.report().measured_peak_nbytes}))
+            for _ in range(4):
+                model(x).sum().backward()
+                model.zero_grad()
+            highest = max(meter.highest_nbytes(), big.peak_nbytes + big._device.before_nbytes)
+        report = big.report()
+        apart, is_loaded = forecast(model, (x,), {}, [], 1), "torch._dynamo" in sys.modules
+        import torch._dynamo
+        print(json.dumps({"peak": report.measured_peak_nbytes, "process_peak": report.process_peak_nbytes, "before": before,
+                          "highest": highest, "is_loaded": is_loaded, "same": apart == forecast(model, (x,), {}, [], 1)}))
         """
     )
-    assert early["peak"] <= 128 * 2**20
+
+
+def test_what_was_held_before_the_context_is_not_counted(small: dict[str, Any]) -> None:
+    assert small["peak"] <= 128 * 2**20
+
+
+def test_the_engine_itself_takes_less_than_20_mib_and_counts_it(small: dict[str, Any]) -> None:
+    assert small["highest"] - small["before"] < 20 * 2**20
+    assert small["peak"] >= small["highest"] - small["before"] - 2**20
+    assert small["process_peak"] == small["highest"]
+
+
+def test_a_forecast_loads_no_compiler_and_is_the_same_with_one(small: dict[str, Any]) -> None:
+    assert not small["is_loaded"]
+    assert small["same"]
 
 
 def test_a_budget_holds_where_gradients_add_up_over_slices_of_a_batch() -> None:
@@ -139,14 +168,14 @@ def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is
         import json, sys
         import torch
         import tensorferry as ferry
-        from tensorferry.engines.torch import course
+        from tensorferry.engines.torch import history
         from tensorferry.machine import TierSpeed
         from tensorferry.recipes.models.gpt import GPT, compute_loss, make_batch
         from tensorferry.tiers.files import FileTier
 
         # beside so slow a tier the planner recomputes, however slow ops are here, and keeps freed memory where it fits
         FileTier.speed = lambda self: TierSpeed("disk", 1e6, 1e6)
-        course._LOOSE_COST_SHARE = 1e9
+        history._LOOSE_COST_SHARE = 1e9
         torch.set_num_threads(2)
         torch.manual_seed(0)
         model = GPT(num_layers=6, width=256)

@@ -19,7 +19,7 @@ from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, Unavailable
 from tensorferry.serve.core.limiter import Limiter
 from tensorferry.serve.core.loading import Workshop
-from tensorferry.serve.core.model import RequestTicket, RuntimeModel
+from tensorferry.serve.core.model import ModelJob, RuntimeModel
 from tensorferry.serve.core.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.requests import RequestOptions
@@ -492,7 +492,7 @@ def test_a_cancelled_ticket_is_counted_and_never_answered(root: Path, repository
     repository.load("model")
     model = repository.find("model", "")
     question = Question(model, x=X)
-    assert isinstance(question.ticket, RequestTicket)
+    assert isinstance(question.ticket, ModelJob)
     question.ticket.cancel()
     question.ticket.cancel()
     np.testing.assert_array_equal(ask(model, x=X)["y"], 2 * X)

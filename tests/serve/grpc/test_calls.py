@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hyperframe.frame import GoAwayFrame
 from wire import Wire, pack
 
 from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
-from tensorferry.serve.grpc.calls import Call, Unary
-from tensorferry.serve.grpc.frames import RST_STREAM, Setting
-from tensorferry.serve.grpc.heads import Head
-from tensorferry.serve.grpc.http2 import Connection
-from tensorferry.serve.grpc.messages import Status
+from tensorferry.serve.grpc.calls import Call, Status, Unary
+from tensorferry.serve.grpc.connection import Connection
+from tensorferry.serve.grpc.frames import MAX_WINDOW, RST_STREAM, Setting
+from tensorferry.serve.grpc.headers import CallHeaders
 from tensorferry.serve.grpc.streams import Stream
 
 
 class Echo:
     """Answers `wrong` with an error, `never` not at all, and anything else with itself."""
 
-    def open(self, stream: Stream, head: Head) -> Call:
+    def open(self, stream: Stream, head: CallHeaders) -> Call:
         """Begin a call."""
         call = Call(stream, head, 100_000)
         call.start(Unary(call, self.answer))
@@ -37,12 +37,13 @@ class Echo:
             asyncio.get_running_loop().call_soon(call.reply, message)
 
 
-def serve(client: Callable[[str], Any], limits: RpcLimits) -> Any:
+def serve(client: Callable[[str], Any], limits: RpcLimits, *, is_draining: bool = False) -> Any:
     """What a client, in a thread of its own, makes of it."""
 
     async def run() -> Any:
         front: Front[Connection] = Front(lambda connections: Connection(Echo(), limits, MemoryBudget(2**30), connections))
         port = await front.start("127.0.0.1", 0, None)
+        front.is_draining = is_draining
         try:
             return await asyncio.to_thread(client, f"127.0.0.1:{port}")
         finally:
@@ -88,3 +89,15 @@ def test_an_answer_larger_than_every_window_and_frame_comes_whole() -> None:
             return wire.call(bytes(range(250)) * 400).data
 
     assert serve(client, RpcLimits()) == pack(bytes(range(250)) * 400)
+
+
+def test_a_client_that_comes_while_the_server_stops_is_told_to_leave_with_its_first_call() -> None:
+    def client(address: str) -> tuple[int, list[int]]:
+        with Wire(address) as wire:
+            wire.ping()
+            # grpc's own client would not send the call at all, and connect again when nobody listens any more
+            assert not any(isinstance(frame, GoAwayFrame) for frame in wire.seen)
+            answer = wire.call(b"late")
+            return answer.status, [frame.last_stream_id for frame in wire.seen if isinstance(frame, GoAwayFrame)]
+
+    assert serve(client, RpcLimits(), is_draining=True) == (Status.OK, [MAX_WINDOW])

@@ -15,6 +15,9 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as client_grpc
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from hyperframe.frame import GoAwayFrame
 from models import save_graph, save_scale, tensor
 from onnx import TensorProto, helper
@@ -23,9 +26,10 @@ from tritonclient.grpc import service_pb2 as pb
 from wire import SERVICE, Wire, make_request, pack
 
 from tensorferry.serve.core.limits import MAX_WATCHES
-from tensorferry.serve.grpc.frames import RST_STREAM, Code, Setting
-from tensorferry.serve.grpc.health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthCheckRequest, HealthCheckResponse
-from tensorferry.serve.grpc.messages import Status
+from tensorferry.serve.grpc.calls import Status
+from tensorferry.serve.grpc.frames import DEFAULT_WINDOW, RST_STREAM, Code, Setting, write_window_update
+from tensorferry.serve.grpc.standard_services import HEALTH, NOT_SERVING, REFLECTIONS, SERVICE_UNKNOWN, SERVING
+from tensorferry.serve.proto import health, reflection
 
 Start = Callable[..., RunningServer]
 
@@ -316,6 +320,63 @@ def test_thousands_of_requests_on_one_stream_are_answered_in_order(server: Runni
         client.stop_stream()
 
 
+def test_reflection_tells_tools_the_services_and_their_messages(server: RunningServer) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert database.get_services() == ["inference.GRPCInferenceService", HEALTH, *REFLECTIONS]
+        pool = DescriptorPool(database)
+        method = pool.FindServiceByName("inference.GRPCInferenceService").FindMethodByName("ModelReady")
+        request = GetMessageClass(method.input_type)(name="double")
+        call = channel.unary_unary(f"{SERVICE}/ModelReady", GetMessageClass(method.input_type).SerializeToString)
+        assert GetMessageClass(method.output_type).FromString(call(request, timeout=30)).ready
+        for symbol in (HEALTH, *REFLECTIONS):
+            assert pool.FindServiceByName(symbol)
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ({"file_by_filename": "inference.proto"}, 2),  # and the file that it imports
+        ({"file_by_filename": "health.proto"}, 1),
+        ({"file_by_filename": "../secret"}, Status.NOT_FOUND),
+        ({"file_containing_symbol": "no.such.Thing"}, Status.NOT_FOUND),
+        ({"file_containing_extension": {"containing_type": "inference.ModelConfig", "extension_number": 1}}, Status.NOT_FOUND),
+        ({"all_extension_numbers_of_type": "inference.ModelConfig"}, "inference.ModelConfig"),
+        ({}, Status.NOT_FOUND),
+    ],
+)
+@pytest.mark.parametrize("service", REFLECTIONS)
+def test_reflection_answers_what_is_asked(server: RunningServer, service: str, question: dict[str, object], says: object) -> None:
+    with grpc.insecure_channel(server.grpc) as channel:
+        ask = channel.stream_stream(
+            f"/{service}/ServerReflectionInfo",
+            reflection.ServerReflectionRequest.SerializeToString,
+            reflection.ServerReflectionResponse.FromString,
+        )
+        (answer,) = ask(iter([reflection.ServerReflectionRequest(**question)]), timeout=30)
+    found = {
+        "file_descriptor_response": len(answer.file_descriptor_response.file_descriptor_proto),
+        "all_extension_numbers_response": answer.all_extension_numbers_response.base_type_name,
+        "error_response": answer.error_response.error_code,
+    }
+    assert found[answer.WhichOneof("message_response")] == says
+
+
+def test_reflection_goes_on_when_its_answers_are_read_and_takes_short_questions(wire: Wire) -> None:
+    question = reflection.ServerReflectionRequest(file_containing_symbol="inference.ModelConfig").SerializeToString()
+    stream = wire.begin(wire.head(f"/{REFLECTIONS[0]}/ServerReflectionInfo"))
+    wire.data(stream, pack(question) * 100)
+    wire.ping()
+    assert len(wire.answers[stream].data) <= DEFAULT_WINDOW
+    for number in (0, stream):
+        wire.send(write_window_update(number, 2**30))
+    answer = wire.answer(stream)
+    assert answer.status == Status.OK
+    assert answer.data.count(b"model_config.proto") >= 100
+    answer = wire.call(bytes(5000), f"/{REFLECTIONS[0]}/ServerReflectionInfo")
+    assert (answer.status, "5000 bytes" in answer.text) == (Status.RESOURCE_EXHAUSTED, True)
+
+
 # ---- health, and the end ---------------------------------------------------------------------------------------------------
 
 
@@ -326,13 +387,13 @@ def test_the_health_service_answers_without_a_key(start_server: Start, tmp_path:
     with grpc.insecure_channel(server.grpc) as channel:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check",
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
+            request_serializer=health.HealthCheckRequest.SerializeToString,
+            response_deserializer=health.HealthCheckResponse.FromString,
         )
         for service in ("", "inference.GRPCInferenceService"):
-            assert check(HealthCheckRequest(service=service), timeout=30).status == SERVING
+            assert check(health.HealthCheckRequest(service=service), timeout=30).status == SERVING
         with pytest.raises(grpc.RpcError) as error:
-            check(HealthCheckRequest(service="other"), timeout=30)
+            check(health.HealthCheckRequest(service="other"), timeout=30)
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
         infer = channel.unary_unary(f"{SERVICE}/ModelInfer")
         with pytest.raises(grpc.RpcError) as error:
@@ -351,11 +412,11 @@ def test_a_watch_tells_of_changes_until_the_server_ends(start_server: Start, tmp
     with grpc.insecure_channel(server.grpc) as channel:
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch",
-            request_serializer=HealthCheckRequest.SerializeToString,
-            response_deserializer=HealthCheckResponse.FromString,
+            request_serializer=health.HealthCheckRequest.SerializeToString,
+            response_deserializer=health.HealthCheckResponse.FromString,
         )
-        statuses = watch(HealthCheckRequest(), timeout=120)
-        unknown = watch(HealthCheckRequest(service="other"), timeout=120)
+        statuses = watch(health.HealthCheckRequest(), timeout=120)
+        unknown = watch(health.HealthCheckRequest(service="other"), timeout=120)
         assert next(unknown).status == SERVICE_UNKNOWN
         assert [next(statuses).status, next(statuses).status] == [NOT_SERVING, SERVING]
         assert server.stop() == 0

@@ -35,6 +35,7 @@ NESTED = kinds(
 )
 SCOPE = "tensorferry"  # of what is added to a graph
 _BEGIN, _END = f"{SCOPE}_step_begins", f"{SCOPE}_step_ends"
+BETWEEN_STEPS = "what is there between steps"  # in place of an op's name
 _UNSIZED = (tf.resource, tf.variant, tf.string)
 # read what a pooling op read, what it made, and the gradient of that
 _POOLING_GRADIENTS = kinds("MaxPoolGrad MaxPool3DGrad")
@@ -88,7 +89,7 @@ class Unit:
     def name(self) -> str:
         """The op that does the work."""
         op = self.ops[0]
-        return f"{op.name}:{op.type}"
+        return BETWEEN_STEPS if op.name in (_BEGIN, _END) else f"{op.name}:{op.type}"
 
     def entries(self) -> list[Any]:
         """The ops that do not wait for another op of the unit."""
@@ -102,7 +103,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """A graph's units in order; `roots` follows views to the tensor whose buffer they share."""
 
     graph: Any
@@ -116,7 +117,7 @@ class Layout:
         return self.roots.get(tensor.name, tensor)
 
 
-def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
+def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> GraphLayout:
     """The units of a traced graph that touch a tensor of at least `tracked_nbytes`.
 
     `framed`: the first and the last unit do nothing. What is held by the one and by the other is held between steps.
@@ -134,7 +135,7 @@ def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
         units = [Unit([begin], Phase.OPTIMIZER), *units, Unit([end], Phase.OPTIMIZER)]
     for position, unit in enumerate(units):
         unit.position = position
-    return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
+    return GraphLayout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
 
 
 def _untie(graph: Any) -> None:

@@ -74,6 +74,7 @@ IN_PLACE: dict[str, object] = {
     "_engine_run_backward": torch.autograd,  # what `backward` and `grad` both call, replaced to see a backward pass fail
     "_overloadname": _OP,  # "Tensor" of aten::add.Tensor
     "_overloadpacket": _OP,  # an op without its overload, by which torch counts flops
+    "_saved_tensors_hooks_disable": torch._C._autograd,  # what torch.func calls, replaced to say what to do instead
     "_schema": _OP,  # what an op takes, returns and writes
     "_should_skip_dynamo": TorchDispatchMode,  # overridden: the default wraps every op in a guard
     "_version": torch.Tensor,  # how often a tensor was written in place

@@ -9,20 +9,24 @@ they are left out.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
-from tensorferry.engines.torch.compat import FakeTensorMode, takes_gradients_early, tree_leaves, tree_map_only
+from tensorferry.engines.forked import NoAnswer, call_in_fork
+from tensorferry.engines.torch.compat import FakeTensorMode, compiler_is_loaded, takes_gradients_early, tree_leaves, tree_map_only
 from tensorferry.engines.torch.device import device_of
 from tensorferry.engines.torch.fake_copy import FakeCopy, copy_optimizer, open_copy, run_step
 from tensorferry.engines.torch.fake_step import follow
 from tensorferry.errors import NotTraceable
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
+
+_BUG_IN_TORCH = "INTERNAL ASSERT FAILED"  # what torch says then helps nobody but its authors
 
 
 class _NoUpdate(Exception):
@@ -49,16 +53,42 @@ def forecast(
     min_nbytes: int,
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
+
+    def look_ahead() -> tuple[Trace, bool] | NotTraceable:
+        return _look_ahead(model, args, kwargs, optimizers, min_nbytes)
+
+    found: tuple[Trace, bool] | NotTraceable | None = None
+    if device_of(model).type == "cpu" and not compiler_is_loaded():
+        # fake tensors load torch's compiler, 70 MiB; torch's optimizers do so too, but there may be none
+        with suppress(NoAnswer):
+            found = call_in_fork(look_ahead)
+    found = found or look_ahead()
+    if isinstance(found, NotTraceable):
+        raise found
+    trace, has_updates = found
+    return Forecast(trace, optimizers if has_updates else ())
+
+
+def _look_ahead(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    optimizers: Sequence[torch.optim.Optimizer],
+    min_nbytes: int,
+) -> tuple[Trace, bool] | NotTraceable:
+    """The trace, and whether the optimizers are in it."""
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # what it adds, buckets for gradients, is there already
     try:
         with _uncached_casts():
             if _can_follow(optimizers):
-                try:
-                    return Forecast(_follow(model, args, kwargs, optimizers, min_nbytes), optimizers)
-                except _NoUpdate:
-                    pass
-            return Forecast(_follow(model, args, kwargs, None, min_nbytes), ())
+                with suppress(_NoUpdate):
+                    return _follow(model, args, kwargs, optimizers, min_nbytes), True
+            return _follow(model, args, kwargs, None, min_nbytes), False
     except Exception as error:  # whatever a user's forward can raise
-        raise NotTraceable(kind_and_first_line(error)) from error
+        if _BUG_IN_TORCH in str(error):
+            return NotTraceable("torch cannot follow it with fake tensors")
+        return NotTraceable(kind_and_first_line(error))
 
 
 def _can_follow(optimizers: Sequence[torch.optim.Optimizer]) -> bool:

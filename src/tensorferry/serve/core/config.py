@@ -4,17 +4,16 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format, text_format
-from tritonclient.grpc import model_config_pb2
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.spec import datatype_name, datatype_number
+from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 
 CONFIG_NAME = "config.pbtxt"
 _SENDABLE = OWN_PARAMETERS.union(*(backend.parameters for backend in BACKENDS.values()))
 _UNSUPPORTED = {
-    "sequence_batching": "sequence batching",
     "batch_input": "ragged batches (batch_input); use the parameter 'padding' instead",
     "batch_output": "ragged batches (batch_output)",
     "model_repository_agents": "repository agents",
@@ -24,7 +23,7 @@ _UNSUPPORTED = {
 def read_config(folder: Path) -> Any:
     """The ModelConfig of a model's folder; an empty one where there is no file."""
     path = folder / CONFIG_NAME
-    config = model_config_pb2.ModelConfig()
+    config = pb.ModelConfig()
     if path.is_file():
         try:
             text_format.Parse(path.read_text("utf-8"), config)
@@ -35,7 +34,7 @@ def read_config(folder: Path) -> Any:
 
 def parse_config(text: str, name: str) -> Any:
     """The ModelConfig of a JSON text, as the repository extension sends it."""
-    config = model_config_pb2.ModelConfig()
+    config = pb.ModelConfig()
     try:
         json_format.Parse(text, config)
     except json_format.ParseError as error:
@@ -67,7 +66,7 @@ def choose_versions(config: Any, available: list[int]) -> list[int]:
 
 def complete_config(config: Any, backend: str, signature: Signature | None, default_max_batch_size: int) -> Any:
     """A copy of `config` with everything that the model itself tells filled in, checked against it."""
-    complete = model_config_pb2.ModelConfig()
+    complete = pb.ModelConfig()
     complete.CopyFrom(config)
     complete.backend = complete.backend or backend
     complete.platform = complete.platform or BACKENDS[backend].platform
@@ -84,7 +83,7 @@ def complete_config(config: Any, backend: str, signature: Signature | None, defa
     if not complete.HasField("version_policy"):
         complete.version_policy.latest.num_versions = 1
     if not complete.instance_group:
-        complete.instance_group.add(name=config.name, count=1, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
+        complete.instance_group.add(name=config.name, count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     return complete
 
 
@@ -96,8 +95,6 @@ def _accept(config: Any, name: str) -> Any:
         present = getattr(config, field)
         if config.HasField(field) if hasattr(present, "SetInParent") else len(present):
             raise BadModel(f"model '{name}' asks for {words}, which this server does not do")
-    if config.model_transaction_policy.decoupled:
-        raise BadModel(f"model '{name}' is decoupled (many answers to one request), which this server does not do")
     if config.max_batch_size < 0:
         raise BadModel(f"model '{name}' has a max_batch_size of {config.max_batch_size}; expected 0 or more")
     for group in config.instance_group:

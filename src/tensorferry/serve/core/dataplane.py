@@ -9,27 +9,30 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tensorferry import __version__
 from tensorferry.serve.core.classify import classify
 from tensorferry.serve.core.deferred import DeferredCalls
-from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.faults import RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import LOGGER
-from tensorferry.serve.core.model import Model, Outputs, Ticket
+from tensorferry.serve.core.model import Model, Outputs, check_wanted
 from tensorferry.serve.core.repository import Repository, VersionState
-from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, WantedOutput
+from tensorferry.serve.core.requests import Answer, InferRequest, InferResponse, OutputTensor, WantedOutput
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tensors import DATATYPES, Array, encode_bytes, held_nbytes
+from tensorferry.serve.core.tracing import TraceExporter
 from tensorferry.serve.sources import SourceFailed
 
-Answer = Callable[[InferResponse | RequestFault], object]
 NAME = "tensorferry"
 EXTENSIONS = (
+    "generate",
+    "sequence",
     "classification",
     "model_configuration",
     "model_repository",
@@ -115,12 +118,14 @@ class DataPlane:
         allows_control: bool,
         max_under_way: int = 0,
         regions: Regions | None = None,
+        traces: TraceExporter | None = None,
     ) -> None:
         self.repository = repository
         self.settings = settings
         self.allows_control = allows_control
         self.max_under_way = max_under_way
         self.regions = regions or Regions()
+        self.traces = traces
         self.mailbox = Mailbox(loop, deferred)
         self.num_under_way = 0
         self.is_draining = False
@@ -165,39 +170,66 @@ class DataPlane:
         self._check_control()
         await asyncio.to_thread(self.repository.unload, name, with_parts)
 
-    def submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> Ticket:
-        """Start an inference; `answer` is called on the event loop, once, unless the ticket is cancelled.
+    def submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> InferRequest:
+        """Start an inference; `answer` is called on the event loop, once, unless the request is cancelled.
 
         It is called after this has returned; or before, where the caller lets that be: `at_once`.
         """
+        if self.traces is not None:
+            return self._submit_traced(self.traces, request, answer, at_once)
+        return self._submit(request, answer, at_once=at_once)
+
+    def _submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> InferRequest:
         if self.max_under_way and self.num_under_way >= self.max_under_way:
             raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
         if request.charge is not None:
             request.charge.add(held_nbytes(request.inputs.values()))
         for _ in range(_MAX_TRIES):
             model = self.find(request.model_name, request.model_version)
-            wanted = check_wanted(model, request.wanted)
-            journey = Journey(self, model, request, wanted, answer)
-            if at_once and (outcome := model.run_alone(request.inputs)) is not None:
-                self.num_under_way += 1
-                journey.finish(outcome)
-                return journey
+            check_wanted(model, request.wanted)
+            outcome = model.run_alone(request.inputs) if at_once else None
+            self._begin(request, model, answer)
+            if outcome is not None:
+                self._finish((request, outcome))
+                return request
             try:
-                journey.ticket = model.submit(request.inputs, request.options, journey.arrive)
-            except Closed:
-                continue
-            self.num_under_way += 1
-            return journey
+                ticket = model.submit(request.inputs, request.options, partial(self._arrive, request))
+            except BaseException as error:
+                request.end()
+                self.num_under_way -= 1
+                if isinstance(error, Closed):
+                    continue
+                raise
+            if request.answer is not None:
+                request.ticket = ticket
+            return request
         raise Unavailable(f"model '{request.model_name}' was swapped {_MAX_TRIES} times while a request came")
+
+    def _submit_traced(self, traces: TraceExporter, request: InferRequest, answer: Answer, at_once: bool) -> InferRequest:
+        """Start an inference and have what it goes through exported, if it is sampled."""
+        trace = traces.begin(request.trace, request.model_name)
+        if trace is None:
+            return self._submit(request, answer, at_once=at_once)
+        request.options = replace(request.options, trace=trace)
+
+        def tell(outcome: InferResponse | RequestFault) -> None:
+            traces.finish(trace, outcome if isinstance(outcome, RequestFault) else None)
+            answer(outcome)
+
+        try:
+            return self._submit(request, tell)  # through the queue, however quick the model is
+        except RequestFault as fault:
+            traces.finish(trace, fault)
+            raise
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """The same for coroutines; cancelling the coroutine cancels the request."""
         future: asyncio.Future[InferResponse | RequestFault] = asyncio.get_running_loop().create_future()
-        ticket = self.submit(request, lambda outcome: None if future.done() else future.set_result(outcome))
+        self.submit(request, lambda outcome: None if future.done() else future.set_result(outcome))
         try:
             outcome = await future
         except asyncio.CancelledError:
-            ticket.cancel()
+            request.cancel()
             raise
         if isinstance(outcome, RequestFault):
             raise outcome
@@ -216,104 +248,77 @@ class DataPlane:
         if not self.allows_control:
             raise Unavailable("explicit model load / unload is not allowed; start with --model-control-mode explicit")
 
+    # ---- a request on its way ----------------------------------------------------------------------------------------
 
-class Journey:
-    """One request from the data plane through a model and back."""
+    def _begin(self, request: InferRequest, model: Model, answer: Answer) -> None:
+        self.num_under_way += 1
+        request.model = model
+        request.answer = answer
+        request.on_cancel = self._count_down
 
-    __slots__ = ("answer", "is_over", "model", "plane", "request", "ticket", "wanted")
-
-    def __init__(
-        self, plane: DataPlane, model: Model, request: InferRequest, wanted: tuple[WantedOutput, ...], answer: Answer
-    ) -> None:
-        self.plane = plane
-        self.model = model
-        self.request = request
-        self.wanted = wanted
-        self.answer = answer
-        self.ticket: Ticket | None = None
-        self.is_over = False
-
-    def arrive(self, outcome: Outputs | RequestFault) -> None:
+    def _arrive(self, request: InferRequest, outcome: Outputs | RequestFault) -> None:
         """Called by the model, from any thread."""
-        self.plane.mailbox.post(self.finish, outcome)
+        self.mailbox.post(self._finish, (request, outcome))
 
-    def finish(self, outcome: Outputs | RequestFault) -> None:
+    def _finish(self, told: tuple[InferRequest, Outputs | RequestFault]) -> None:
         """Make the answer, on the loop."""
-        if self.is_over:
+        request, outcome = told
+        answer, model = request.answer, request.model
+        if answer is None:
             return
-        self.is_over = True
-        self.ticket = None
-        self.plane.num_under_way -= 1
+        assert model is not None
+        request.end()
+        self.num_under_way -= 1
         if isinstance(outcome, RequestFault):
-            self.answer(outcome)
+            answer(outcome)
             return
-        charge = self.request.charge
+        charge = request.charge
         try:
             if charge is not None:
-                self.request.inputs = {}  # the answer may wait for long, and needs them no more
+                request.inputs = {}  # the answer may wait for long, and needs them no more
                 charge.replace(held_nbytes(outcome.values()))
-            if self.wanted and self._is_slow(outcome):
-                self._respond_later(outcome)
+            if request.wanted and _is_slow(request.wanted, outcome):
+                self._respond_later(model, request, outcome, answer)
                 return
-            response = self._respond(outcome)
+            response = self._respond(model, request, outcome)
         except Exception as error:
-            self.answer(as_fault(error))
+            answer(as_fault(error))
             return
-        self.answer(response)
+        answer(response)
 
-    def _is_slow(self, outcome: Outputs) -> bool:
-        is_more = any(want.num_classes or want.target is not None for want in self.wanted)
-        return is_more and sum(array.size for array in outcome.values()) > INLINE_NBYTES
+    def _count_down(self) -> None:
+        self.num_under_way -= 1
 
-    def _respond_later(self, outcome: Outputs) -> None:
+    def _respond_later(self, model: Model, request: InferRequest, outcome: Outputs, answer: Answer) -> None:
         """Sorting many values into classes, or writing them to shared memory, takes too long for the loop."""
 
         def make() -> None:
             try:
-                made: InferResponse | RequestFault = self._respond(outcome)
+                made: InferResponse | RequestFault = self._respond(model, request, outcome)
             except Exception as error:
                 made = as_fault(error)
-            self.plane.mailbox.post(self.answer, made)
+            self.mailbox.post(answer, made)
 
         asyncio.get_running_loop().run_in_executor(None, make)
 
-    def cancel(self) -> None:
-        """The client went away."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self.plane.num_under_way -= 1
-        if self.ticket is not None:
-            self.ticket.cancel()
-            self.ticket = None
-
-    def _respond(self, outputs: Outputs) -> InferResponse:
-        model = self.model
-        if self.wanted:
-            tensors = [self._make(want, outputs[want.name]) for want in self.wanted]
+    def _respond(self, model: Model, request: InferRequest, outputs: Outputs) -> InferResponse:
+        if request.wanted:
+            tensors = [self._make(model, want, outputs[want.name]) for want in request.wanted]
         else:
             tensors = [OutputTensor(spec.name, spec.datatype, outputs[spec.name]) for spec in model.spec.outputs]
-        return InferResponse(model.name, str(model.version), self.request.id, tensors)
+        return InferResponse(model.name, str(model.version), request.id, tensors)
 
-    def _make(self, want: WantedOutput, array: Array) -> OutputTensor:
+    def _make(self, model: Model, want: WantedOutput, array: Array) -> OutputTensor:
         if want.num_classes:
-            spec = next(spec for spec in self.model.spec.outputs if spec.name == want.name)
-            array = classify(spec, array, want.num_classes, self.model.spec.is_batched)
+            spec = next(spec for spec in model.spec.outputs if spec.name == want.name)
+            array = classify(spec, array, want.num_classes, model.spec.is_batched)
         if want.target is None:
             return OutputTensor(want.name, DATATYPES[array.dtype], array)
         data = encode_bytes(array)
-        self.plane.regions.write(want.target, data)
+        self.regions.write(want.target, data)
         return OutputTensor(want.name, DATATYPES[array.dtype], array, want.target, len(data))
 
 
-def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
-    """`wanted`, if the model has those outputs."""
-    if not wanted:
-        return wanted
-    for want in wanted:
-        if want.name not in model.spec.output_names:
-            known = ", ".join(map(repr, model.spec.output_names))
-            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
-    if len({want.name for want in wanted}) < len(wanted):
-        raise InvalidRequest("an output is asked for twice")
-    return wanted
+def _is_slow(wanted: tuple[WantedOutput, ...], outcome: Outputs) -> bool:
+    is_more = any(want.num_classes or want.target is not None for want in wanted)
+    return is_more and sum(array.size for array in outcome.values()) > INLINE_NBYTES

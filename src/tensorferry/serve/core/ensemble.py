@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import ModelFault, RequestFault, as_fault
-from tensorferry.serve.core.model import Done, Model, Outputs, Ticket, reason_of
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.model import AnswerSink, Done, Model, Outputs, StreamTicket, reason_of
+from tensorferry.serve.core.requests import RequestOptions, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.core.stats import Stats
@@ -35,6 +35,8 @@ class Step:
 
 class EnsembleModel:
     """An ensemble; it looks its models up at every request, so they may be swapped under it."""
+
+    is_decoupled = False
 
     def __init__(self, version: int, config: Any, spec: ModelSpec, find: FindModel) -> None:
         self.name = spec.name
@@ -80,6 +82,10 @@ class EnsembleModel:
             self.under_way.add(ticket)
         ticket.advance()
         return ticket
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Never: it has one answer to a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Wait for the requests under way; the models that it calls stay."""

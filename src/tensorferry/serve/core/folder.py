@@ -10,6 +10,7 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest
 
 Fingerprint = tuple[object, ...]
+CARD_NAME = "card.json"  # in a version's folder: what it came from, and its checksums
 _MAX_KEY_LENGTH = 512  # of a file that a client sends
 
 

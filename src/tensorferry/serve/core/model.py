@@ -3,12 +3,13 @@
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
-from tensorferry.serve.core.queueing import Job
-from tensorferry.serve.core.requests import RequestOptions
+from tensorferry.serve.core.queueing import Job, nobody
+from tensorferry.serve.core.requests import RequestOptions, Ticket, WantedOutput
 from tensorferry.serve.core.scheduler import Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, fill_sizes
 from tensorferry.serve.core.stats import Stats
@@ -20,11 +21,35 @@ Done = Callable[[Outputs | RequestFault], None]
 _SERIALS = itertools.count(1)
 
 
-class Ticket(Protocol):
-    """A request under way."""
+@runtime_checkable
+class StreamTicket(Ticket, Protocol):
+    """A request that gets any number of answers."""
 
-    def cancel(self) -> None:
-        """Nobody waits for it any more: if it has not started, it does not."""
+    def welcome(self, count: int) -> None:
+        """There is room for so many answers more."""
+
+
+class AnswerSink(Protocol):
+    """Takes the answers of a request, from any thread, one call at a time."""
+
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """One answer, the end, or both; after a fault that is not the last, others may follow."""
+
+
+class OneAnswer:
+    """Takes the only answer of a request."""
+
+    __slots__ = ("done", "is_told")
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+        self.is_told = False
+
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """The answer."""
+        if not self.is_told and (outcome is not None or is_last):
+            self.is_told = True
+            self.done(ModelFault("the model gave no answer") if outcome is None else outcome)
 
 
 class Model(Protocol):
@@ -35,6 +60,7 @@ class Model(Protocol):
     config: Any
     spec: ModelSpec
     stats: Stats
+    is_decoupled: bool  # a request may get none, one or many answers: `stream` it
 
     @property
     def num_waiting(self) -> int:
@@ -50,56 +76,17 @@ class Model(Protocol):
     def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> Ticket:
         """Start a request; `done` is called once, from any thread."""
 
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Start a request of a model that is decoupled; no more answers come than are welcome."""
+
     def close(self) -> None:
         """Finish what is under way, then give everything back."""
 
 
-class RequestTicket:
-    """One request of a RuntimeModel, from its arrival to its answer."""
-
-    __slots__ = ("done", "job", "key", "model", "started")
-
-    def __init__(self, model: "RuntimeModel", done: Done) -> None:
-        self.model = model
-        self.done = done
-        self.started = time.perf_counter_ns()
-        self.key: bytes | None = None
-        self.job: Job | None = None
-
-    def cancel(self) -> None:
-        """Let the queue drop it; one that already runs is finished for nobody."""
-        if self.job is not None and not self.job.cancelled:
-            self.job.cancelled = True
-            self.job.inputs = {}  # it may wait for long before the queue drops it
-            self.model.stats.record_failure(time.perf_counter_ns() - self.started, "CANCELED")
-
-    def finish(self, outcome: list[Array] | RequestFault) -> None:
-        """Called by the scheduler, once."""
-        job, self.job = self.job, None  # the job leads back here, and a circle would keep its arrays
-        if job is not None and job.cancelled:
-            return
-        model = self.model
-        if isinstance(outcome, RequestFault):
-            self.fail(outcome)
-            return
-        try:
-            outputs = finish_outputs(model, outcome)
-        except Exception as error:
-            self.fail(as_fault(error))
-            return
-        if self.key is not None and model.cache is not None:
-            model.cache.put(self.key, outputs)
-        model.stats.record_success(time.perf_counter_ns() - self.started)
-        self.done(outputs)
-
-    def fail(self, fault: RequestFault) -> None:
-        """Answer with an error."""
-        self.model.stats.record_failure(time.perf_counter_ns() - self.started, reason_of(fault))
-        self.done(fault)
-
-
 class RuntimeModel:
     """A model with a runtime."""
+
+    is_decoupled = False
 
     def __init__(
         self,
@@ -148,26 +135,41 @@ class RuntimeModel:
         self.stats.record_alone(num_rows, time.perf_counter_ns() - started)
         return outputs
 
-    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> RequestTicket:
+    def submit(self, inputs: dict[str, Array], options: RequestOptions, done: Done) -> "ModelJob":
         """Check and queue a request; what is wrong with it is raised, what goes wrong later is told to `done`."""
-        ticket = RequestTicket(self, done)
+        started = time.perf_counter_ns()
         try:
             checked, num_rows, key = self.spec.check_inputs(inputs)
-            if self.cache is not None and self._answer_from_cache(ticket, checked):
-                return ticket
-            ticket.job = Job(
+            job = ModelJob(
                 inputs=checked,
                 num_rows=num_rows,
                 key=key,
-                done=ticket.finish,
+                done=nobody,
                 priority=options.priority,
                 timeout_seconds=options.timeout_microseconds / 1e6,
+                trace=options.trace,
+                model=self,
+                tell=done,
+                started=started,
             )
-            self.scheduler.submit(ticket.job)
+            if self.cache is None or not self._answer_from_cache(job):
+                self._queue(job)
         except RequestFault as fault:
-            self.stats.record_failure(time.perf_counter_ns() - ticket.started, reason_of(fault))
+            self.stats.record_failure(time.perf_counter_ns() - started, reason_of(fault))
             raise
-        return ticket
+        return job
+
+    def _queue(self, job: "ModelJob") -> None:
+        job.done = job.finish
+        try:
+            self.scheduler.submit(job)
+        except Exception:
+            job.close()
+            raise
+
+    def stream(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> StreamTicket:
+        """Never: it has one answer to a request."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Finish what is queued, then give the weights back."""
@@ -176,17 +178,60 @@ class RuntimeModel:
         if self.cache is not None:
             self.cache.forget(self.cache_prefix)
 
-    def _answer_from_cache(self, ticket: RequestTicket, inputs: dict[str, Array]) -> bool:
+    def _answer_from_cache(self, job: "ModelJob") -> bool:
         assert self.cache is not None
-        ticket.key = make_key(self.cache_prefix, inputs)
-        outputs = self.cache.find(ticket.key)
-        nanoseconds = time.perf_counter_ns() - ticket.started
+        job.cache_key = make_key(self.cache_prefix, job.inputs)
+        outputs = self.cache.find(job.cache_key)
+        nanoseconds = time.perf_counter_ns() - job.started
         self.stats.record_cache(outputs is not None, nanoseconds)
         if outputs is None:
             return False
         self.stats.record_success(nanoseconds)
-        ticket.done(outputs)
+        job.tell(outputs)
         return True
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ModelJob(Job):
+    """One request of a RuntimeModel, from the queue to its answer."""
+
+    model: RuntimeModel
+    tell: Done
+    started: int  # nanoseconds
+    cache_key: bytes | None = None
+
+    def cancel(self) -> None:
+        """Let the queue drop it; one that already runs is finished for nobody."""
+        if not self.cancelled and self.done is not nobody:
+            self.cancelled = True
+            self.close()
+            self.model.stats.record_failure(time.perf_counter_ns() - self.started, "CANCELED")
+
+    def close(self) -> None:
+        """Let go of what it holds: `done` leads back here, and a circle would keep the arrays until the collector runs."""
+        self.done = nobody
+        self.inputs = {}
+
+    def finish(self, outcome: list[Array] | RequestFault) -> None:
+        """Called by the scheduler, once."""
+        self.done = nobody
+        model = self.model
+        if isinstance(outcome, RequestFault):
+            self._fail(outcome)
+            return
+        try:
+            outputs = finish_outputs(model, outcome)
+        except Exception as error:
+            self._fail(as_fault(error))
+            return
+        if self.cache_key is not None and model.cache is not None:
+            model.cache.put(self.cache_key, outputs)
+        model.stats.record_success(time.perf_counter_ns() - self.started)
+        self.tell(outputs)
+
+    def _fail(self, fault: RequestFault) -> None:
+        self.model.stats.record_failure(time.perf_counter_ns() - self.started, reason_of(fault))
+        self.tell(fault)
 
 
 def finish_outputs(model: Model, arrays: list[Array]) -> Outputs:
@@ -214,3 +259,16 @@ def reason_of(fault: RequestFault) -> str:
     if isinstance(fault, Unavailable):
         return "REJECTED"
     return "OTHER" if isinstance(fault, InvalidRequest) else "BACKEND"
+
+
+def check_wanted(model: Model, wanted: tuple[WantedOutput, ...]) -> tuple[WantedOutput, ...]:
+    """`wanted`, if the model has those outputs."""
+    if not wanted:
+        return wanted
+    for want in wanted:
+        if want.name not in model.spec.output_names:
+            known = ", ".join(map(repr, model.spec.output_names))
+            raise InvalidRequest(f"model '{model.name}' has no output {want.name!r}; it has {known}")
+    if len({want.name for want in wanted}) < len(wanted):
+        raise InvalidRequest("an output is asked for twice")
+    return wanted

@@ -13,8 +13,13 @@ from typing import Any
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.core.tracing import RequestTrace
 
 _MAX_SEARCH = 1024  # how many jobs are looked at in the search for company
+
+
+def nobody(outcome: object) -> None:
+    """Hears what becomes of a job that nobody waits for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,7 @@ class Job:
     queued_at: float = 0.0
     deadline: float | None = None
     cancelled: bool = False
+    trace: RequestTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)

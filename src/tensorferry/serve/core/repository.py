@@ -331,7 +331,7 @@ class Repository:
 
     def _load_one(self, folder: Path, version: int, config: Any) -> Model:
         if not is_ensemble(config):
-            return load_model(self.workshop, folder, version, config)
+            return load_model(self.workshop, folder, version, config, self.find, is_sent=folder.parent != self.root)
         if not config.input or not config.output:
             raise BadModel(f"the ensemble '{config.name}' must name its inputs and outputs in {CONFIG_NAME}")
         config.platform = config.platform or "ensemble"

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.faults import InvalidRequest, RequestFault
 from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.core.tracing import RequestTrace, TraceContext
 
 _TEXT_NBYTES = 16  # that each text is worth beside its own bytes, by the time that it takes
 _FEW = 256  # elements, which take no time
@@ -62,6 +63,7 @@ class RequestOptions:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # those that mean something to the model alone
     id: str = ""
     callers: tuple[str, ...] = ()  # the models whose calls led to it, where it came from one
+    trace: RequestTrace | None = None  # to note what becomes of it
 
 
 NO_OPTIONS = RequestOptions()
@@ -99,9 +101,19 @@ def _read_sequence(parameters: Mapping[str, Any]) -> SequenceStep | None:
     return SequenceStep(found, *flags) if found else None  # 0 and no text mean that there is none
 
 
-@dataclass(slots=True)
+class Ticket(Protocol):
+    """A request under way."""
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more: if it has not started, it does not."""
+
+
+@dataclass(slots=True, eq=False)
 class InferRequest:
-    """Arrays for one model; `wanted` empty means every output."""
+    """One inference, from a protocol through the data plane and back: arrays for one model, and what becomes of them.
+
+    A protocol makes it of what a client sends (`wanted` empty means every output), the data plane fills in the rest.
+    """
 
     model_name: str
     model_version: str
@@ -110,6 +122,24 @@ class InferRequest:
     id: str = ""
     options: RequestOptions = NO_OPTIONS
     charge: Charge | None = None  # to which its arrays and its answer are charged
+    trace: TraceContext | None = None  # that its client sent
+    answer: "Answer | None" = None  # called with what became of it; None before it is submitted, and when it is over
+    model: Any = None  # the loaded version that has it
+    ticket: Ticket | None = None  # of that model
+    on_cancel: Callable[[], None] | None = None
+
+    def cancel(self) -> None:
+        """The client went away."""
+        ticket, on_cancel = self.ticket, self.on_cancel
+        self.end()
+        if on_cancel is not None:
+            on_cancel()
+        if ticket is not None:
+            ticket.cancel()
+
+    def end(self) -> None:
+        """It is over; what leads back here is let go, as a circle would keep the arrays until the collector runs."""
+        self.answer = self.model = self.ticket = self.on_cancel = None
 
 
 # as with options
@@ -153,3 +183,6 @@ class InferResponse:
             else:
                 num_written += _NUMBER_NBYTES * array.size
         return num_written <= INLINE_NBYTES and num_copied <= INLINE_RAW_NBYTES
+
+
+Answer = Callable[[InferResponse | RequestFault], object]

@@ -231,6 +231,8 @@ class Scheduler:
         self.num_alone = self.num_alone + 1 if len(batch) == 1 else 0
         self.stats.record_batch(total_rows, len(batch), round(waited * 1e9), times)
         for job, part in zip(batch, parts, strict=True):
+            if job.trace is not None:
+                job.trace.note_batch(self.spec.name, job.queued_at, times, len(batch), total_rows)
             _finish(job, part)
 
     def _check(self, outputs: list[Array], num_rows: int) -> None:

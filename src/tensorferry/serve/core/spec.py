@@ -7,6 +7,7 @@ from typing import Any
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.tensors import DATATYPES, DTYPES, Array
+from tensorferry.serve.proto import inference as pb
 
 _PADDING = "padding"  # the parameter of a configuration that names inputs to pad
 _MAX_KNOWN_FORMS = 1024
@@ -152,17 +153,13 @@ def make_spec(config: Any, folder: Path) -> ModelSpec:
 
 def datatype_name(number: int) -> str:
     """The protocol's word for a datatype of a configuration."""
-    from tritonclient.grpc import model_config_pb2
-
-    name = model_config_pb2.DataType.Name(number).removeprefix("TYPE_")
+    name = pb.DataType.Name(number).removeprefix("TYPE_")
     return "BYTES" if name == "STRING" else name
 
 
 def datatype_number(datatype: str) -> int:
     """A configuration's number for a datatype of the protocol."""
-    from tritonclient.grpc import model_config_pb2
-
-    return model_config_pb2.DataType.Value("TYPE_" + ("STRING" if datatype == "BYTES" else datatype))
+    return pb.DataType.Value("TYPE_" + ("STRING" if datatype == "BYTES" else datatype))
 
 
 def fill_sizes(wanted: tuple[int, ...], source: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,11 +1,12 @@
 """Frames of HTTP/2 (RFC 9113): their numbers, their bytes, and what may be wrong with them."""
 
 import struct
+import time
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEAD = struct.Struct(">BHBBI")  # length in 8 + 16 bits, type, flags, stream
-HEAD_NBYTES = HEAD.size
+FRAME_HEADER = struct.Struct(">BHBBI")  # length in 8 + 16 bits, type, flags, stream
+FRAME_HEADER_NBYTES = FRAME_HEADER.size
 MAX_FRAME_NBYTES = 16_384  # what every receiver takes; larger frames would only hold up those behind them
 MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
@@ -69,12 +70,12 @@ class StreamFault(Exception):
 def write_frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
     """The bytes of a frame."""
     size = len(payload)
-    return HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, number) + payload
+    return FRAME_HEADER.pack(size >> 16, size & 0xFFFF, kind, flags, number) + payload
 
 
-def write_data_head(nbytes: int, flags: int, number: int) -> bytes:
+def write_data_header(nbytes: int, flags: int, number: int) -> bytes:
     """What goes before so many bytes of DATA."""
-    return HEAD.pack(nbytes >> 16, nbytes & 0xFFFF, DATA, flags, number)
+    return FRAME_HEADER.pack(nbytes >> 16, nbytes & 0xFFFF, DATA, flags, number)
 
 
 def write_settings(settings: dict[Setting, int]) -> bytes:
@@ -130,3 +131,37 @@ def strip_padding(payload: bytes, flags: int) -> bytes:
     if end < start:
         raise ConnectionFault(Code.PROTOCOL_ERROR, f"padding of {payload[0]} bytes in a frame of {len(payload)}")
     return payload[start:end]
+
+
+class FloodLimit:
+    """How much a client may ask that brings it nothing: resets, pings, settings, empty frames, calls of nothing.
+
+    Each costs a little, time and messages that were sent give it back. What one of them costs the server is little as well, so a
+    burst is allowed; only a flood ends the connection (CVE-2019-9511 to 9518, CVE-2023-44487, CVE-2025-8671).
+    """
+
+    __slots__ = ("counted_at", "left")
+
+    BURST = 1000
+    A_SECOND = 100
+
+    def __init__(self) -> None:
+        self.left = self.BURST
+        self.counted_at = time.monotonic()
+
+    def spend(self, cost: int = 1) -> None:
+        """One more of them came; what takes the server longer than others costs more."""
+        self.left -= cost
+        if self.left < 0:
+            now = time.monotonic()
+            self.left += min(self.BURST, int((now - self.counted_at) * self.A_SECOND))
+            self.counted_at = now
+            if self.left < 0:
+                raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many resets, pings, settings or headers for nothing")
+
+    def earn(self, cost: int = 0) -> None:
+        """A message was sent, or a full frame of one: the client may widen its windows for it, and measure.
+
+        `cost` is what was spent on it before it was known to be of use.
+        """
+        self.left = min(self.BURST, self.left + 4 + cost)

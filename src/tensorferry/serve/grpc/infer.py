@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tritonclient.grpc import service_pb2
-
 from tensorferry.serve.core.faults import InvalidRequest, TooLarge
 from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_FIELDS, MAX_TYPED_NBYTES
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse, RegionSlice, WantedOutput, read_options
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
+from tensorferry.serve.proto import inference as pb
 
 # the field of InferTensorContents for each datatype; the 16-bit floats only travel raw
 _CONTENTS = {
@@ -161,7 +160,7 @@ def read_request(message: Any, regions: Regions, charge: Charge | None = None) -
 
 def write_response(response: InferResponse) -> Any:
     """The ModelInferResponse of an answer; outputs always go raw, those in shared memory leave an empty entry."""
-    message = service_pb2.ModelInferResponse(model_name=response.model_name, model_version=response.model_version, id=response.id)
+    message = pb.ModelInferResponse(model_name=response.model_name, model_version=response.model_version, id=response.id)
     for output in response.outputs:
         tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.array.shape)
         if output.target is None:

@@ -10,37 +10,27 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
-from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2 as pb
-
 from tensorferry.errors import FerryError
 from tensorferry.serve.core.dataplane import DataPlane
-from tensorferry.serve.core.faults import InvalidRequest, RequestFault
+from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.memory import STREAM_NBYTES, Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.tracing import HEADER, TraceContext, read_trace
-from tensorferry.serve.grpc.calls import Call, Cancellable
+from tensorferry.serve.grpc.calls import Call, Cancellable, Status, parse, status_of
+from tensorferry.serve.grpc.decoupled import EMPTY_FINAL, FINAL, DecoupledInference
 from tensorferry.serve.grpc.infer import Outline, outline, read_request, write_response
-from tensorferry.serve.grpc.messages import Status, status_of
+from tensorferry.serve.proto import inference as pb
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_AHEAD = 64  # requests of one stream that may be under way, or whose answers wait to be read
 Outcome = InferResponse | RequestFault
 
 
-def parse(kind: Any, data: bytes) -> Any:
-    """The message that bytes are; what is none is the client's fault."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InvalidRequest(f"the bytes are not a {kind.DESCRIPTOR.name}") from None
-
-
 def infer(plane: DataPlane, call: Call, data: bytes) -> None:
     """Answer ModelInfer."""
-    trace = read_trace(call.head.traceparent) if call.head.traceparent else None
+    trace = read_trace(call.headers.traceparent) if call.headers.traceparent else None
     if trace is not None:
         call.trailers = ((HEADER.encode(), trace.header.encode()),)
     inference = UnaryInference(plane, call, trace)
@@ -111,6 +101,7 @@ class Inference:
 
     def _submit(self, request: InferRequest) -> None:
         """Start it; it stands in the log when it is answered, where that is wanted."""
+        request.trace = self.trace
         if not self.plane.settings.logs(request.model_name):
             self.work = self.plane.submit(request, self._answer)
             return
@@ -182,7 +173,7 @@ class UnaryInference(Inference):
 class StreamedInference(Inference):
     """One message of a stream, and its answer when it is there."""
 
-    __slots__ = ("answer", "id", "model_name", "nbytes", "stream")
+    __slots__ = ("answer", "id", "model_name", "nbytes", "stream", "wants_empty_final")
 
     def __init__(self, stream: "StreamInfer", nbytes: int) -> None:
         self.plane = stream.plane
@@ -192,11 +183,13 @@ class StreamedInference(Inference):
         self.stream = stream
         self.nbytes = nbytes
         self.model_name = self.id = ""
+        self.wants_empty_final = False
         self.answer: bytes | None = None
 
     def identify(self, message: Any) -> None:
         """Clients tell by the id which of their requests failed."""
         self.model_name, self.id = message.model_name, message.id
+        self.wants_empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
 
     def write(self, response: InferResponse) -> bytes:
         """The bytes of a ModelStreamInferResponse."""
@@ -206,6 +199,14 @@ class StreamedInference(Inference):
         """The answer waits for those before it."""
         self.answer = message
         self.stream.send()
+
+    def _submit(self, request: InferRequest) -> None:
+        if not self.plane.find(request.model_name, request.model_version).is_decoupled:
+            super()._submit(request)
+            return
+        request.trace = self.trace
+        DecoupledInference(self.stream, request, self.wants_empty_final)
+        self.stream.leave(self)
 
     def fail(self, error: Exception) -> Status:
         """An error is the answer of this message alone, and the stream goes on."""
@@ -220,17 +221,21 @@ class StreamedInference(Inference):
 
 
 class StreamInfer:
-    """ModelStreamInfer: requests that wait are under way together, and so share batches."""
+    """ModelStreamInfer: requests that wait are under way together, and so share batches.
 
-    __slots__ = ("call", "has_ended", "num_nbytes", "plane", "slots", "trace")
+    Models with one answer to a request answer in the order of the requests; those of others come as they are made.
+    """
+
+    __slots__ = ("call", "decoupled", "has_ended", "num_nbytes", "plane", "slots", "trace")
 
     is_unary = False
 
     def __init__(self, plane: DataPlane, call: Call) -> None:
         self.plane = plane
         self.call = call
-        self.trace = read_trace(call.head.traceparent) if call.head.traceparent else None
+        self.trace = read_trace(call.headers.traceparent) if call.headers.traceparent else None
         self.slots: deque[StreamedInference] = deque()
+        self.decoupled: set[DecoupledInference] = set()
         self.num_nbytes = 0
         self.has_ended = False
 
@@ -238,7 +243,7 @@ class StreamInfer:
     def wants_more(self) -> bool:
         """Whether there is room for another request; many clients write some before they read."""
         stream = self.call.stream
-        num_ahead = len(self.slots) + len(stream.pending)
+        num_ahead = len(self.slots) + len(self.decoupled) + len(stream.pending)
         return num_ahead < _MAX_AHEAD and self.num_nbytes + stream.num_pending_nbytes < self.call.reader.max_nbytes
 
     def take(self, message: bytes) -> None:
@@ -263,6 +268,21 @@ class StreamInfer:
         for slot in slots:
             slot.charge.close()
             slot.cancel()
+        decoupled, self.decoupled = self.decoupled, set()
+        for inference in decoupled:
+            inference.cancel()
+
+    def sent(self) -> None:
+        """The client has read what waited for it: models may go on."""
+        for inference in list(self.decoupled):
+            inference.answers.read()
+
+    def leave(self, slot: StreamedInference) -> None:
+        """A request is answered beside the others."""
+        self.slots.remove(slot)
+        self.num_nbytes -= slot.nbytes
+        slot.charge.release()
+        self.send()
 
     def drain(self) -> None:
         """Where the server itself ends, the stream ends once nothing of it is under way."""
@@ -276,7 +296,7 @@ class StreamInfer:
             self.num_nbytes -= slot.nbytes
             slot.charge.release()
             self.call.send(answer)
-        if self.slots:
+        if self.slots or self.decoupled:
             self.call.resume()
         elif self.has_ended:
             self.call.finish()
@@ -288,7 +308,7 @@ class StreamInfer:
 
 def _write_final(response: Any) -> bytes:
     """A stream's answer; clients of models with many answers wait for the last one, and here the first is."""
-    response.infer_response.parameters["triton_final_response"].bool_param = True
+    response.infer_response.parameters[FINAL].bool_param = True
     message: bytes = response.SerializeToString()
     return message
 

@@ -19,6 +19,7 @@ from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.core.faults import ModelFault, RequestFault
 from tensorferry.serve.python.api import Context, Request
 from tensorferry.serve.python.files import ModelFile, open_model_file
+from tensorferry.serve.python.requirements import check_requirements
 from tensorferry.serve.python.wire import pack, receive, send, to_array, unpack
 
 _WAKE = ("wake",)
@@ -35,6 +36,7 @@ class Worker:
         self.requests: dict[int, Request] = {}
         self.streams: dict[int, Iterator[Any]] = {}
         self.datatypes: dict[str, str] = {}
+        self.is_decoupled = False
         self.context: Context | None = None
         self.model: ModelFile | None = None
 
@@ -47,10 +49,12 @@ class Worker:
         """Import and load the model that the server names; whether that worked."""
         try:
             _, path, name, version, config = receive(self.connection)
+            check_requirements(Path(path).parent)
             self.model = open_model_file(Path(path), self)
             self.post(("declared", self.model.declare(config)))
             _, config = receive(self.connection)
             self.datatypes = {output["name"]: _datatype(output) for output in config["output"]}
+            self.is_decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
             self.context = Context(Path(path).parent, name, version, config, self.post)
             threading.Thread(target=self._read, name="ferry-read", daemon=True).start()
             self.model.load(self.context)
@@ -142,7 +146,7 @@ class Worker:
             answers = [error] * len(requests)
         told = []
         for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Iterator):
+            if isinstance(answer, Iterator) and self.is_decoupled:
                 self.streams[request.number] = answer
             elif answer is not None:  # a model that sends its answers itself gives None
                 self.requests.pop(request.number, None)
@@ -189,6 +193,8 @@ class Worker:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
+            if isinstance(outcome, Iterator):
+                raise ModelFault("infer gave an iterator; a model that answers many times says so: decoupled = True")
             return {name: pack(to_array(value, self._datatype_of(name))) for name, value in dict(outcome).items()}
         except RequestFault as fault:
             return fault.with_traceback(None)
@@ -211,8 +217,11 @@ def _datatype(output: dict[str, Any]) -> str:
     return "BYTES" if word == "STRING" else word
 
 
-def main(descriptor: int) -> None:
-    """Work for the server at the other end of a socket."""
+def main() -> None:
+    """Work for the server at the other end of the standard input, which is a socket."""
+    descriptor = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     # Ctrl-C and SIGTERM go to the whole group; the server drains first and then ends its workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

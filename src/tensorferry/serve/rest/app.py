@@ -29,6 +29,7 @@ from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.tracing import read_trace
 from tensorferry.serve.rest.answers import Reply
+from tensorferry.serve.rest.generate import EventGeneration, OneGeneration, read_generate
 from tensorferry.serve.rest.infer import (
     OutputForms,
     is_quick_to_read,
@@ -92,6 +93,8 @@ class RestApp:
                 check_origin(request, self.access.hosts)
             if route.body == "InferRequest":
                 self._infer(request, exchange, names["model"], names.get("version", ""))
+            elif route.body == "GenerateRequest":
+                self._generate(request, exchange, names["model"], names.get("version", ""), route)
             else:
                 self._answer(request, exchange, route, names)
         except FerryError as error:
@@ -156,6 +159,7 @@ class RestApp:
         started = time.perf_counter()
         headers = request.headers
         trace = read_trace(headers[b"traceparent"].decode("latin-1")) if b"traceparent" in headers else None
+        wanted.trace = trace
         # a client that names one coding wants it; one that lists all it could read gets what costs least
         coding = headers.get(b"accept-encoding")
         packing = coding.decode() if coding in (b"gzip", b"deflate") else ""
@@ -203,6 +207,28 @@ class RestApp:
             body = compress(body, packing)
             headers += b"content-encoding: %s\r\n" % packing.encode()
         return 200, headers, body
+
+    def _generate(self, request: HttpRequest, exchange: Exchange, name: str, version: str, route: Route) -> None:
+        spec = self.plane.find(name, version).spec  # before anything is unpacked or read for a model that is not there
+        kind = EventGeneration if route.result == "events" else OneGeneration
+        unpacker = self._start_unpacking(request, exchange)
+
+        def read() -> InferRequest:
+            body = request.body if unpacker is None else unpacker.finish()
+            request.body = b""
+            wanted = read_generate(name, version, body, spec, exchange.charge)
+            wanted.trace = read_trace(request.header(b"traceparent"))
+            return wanted
+
+        async def read_and_start() -> None:
+            wanted = await asyncio.to_thread(read)
+            if not exchange.is_over:
+                kind(self.plane, wanted, exchange)
+
+        if unpacker is None and len(request.body) <= INLINE_NBYTES:
+            kind(self.plane, read(), exchange)
+        else:
+            self._spawn(read_and_start(), exchange)
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 

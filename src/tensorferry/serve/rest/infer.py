@@ -109,8 +109,8 @@ def read_json(data: bytes) -> dict[str, Any]:
 
 def read_load(body: bytes, charge: Charge) -> tuple[str, dict[str, bytes]]:
     """The configuration and the files that come with a request to load a model; for a thread."""
-    charge.add(_check_json(body))  # its files among them, which are shorter than their base64
-    parameters = read_json(body).get("parameters") or {}
+    charge.add(check_json(body))  # its files among them, which are shorter than their base64
+    parameters = read_json(body).get("parameters", {})
     if not isinstance(parameters, dict) or not all(isinstance(value, str) for value in parameters.values()):
         raise InvalidRequest("the parameters of a load must be texts: 'config', and 'file:...' in base64")
     try:
@@ -146,7 +146,7 @@ def read_request(
     is_short = header_length and len(head) <= _MAX_KNOWN_NBYTES
     nbytes = 0
     if charge is not None and len(head) > INLINE_NBYTES:
-        nbytes = _check_json(head)
+        nbytes = check_json(head)
         charge.add(nbytes)
     layout = _read_known_layout(head) if is_short else _read_layout(head)
     inputs = {tensor.name: tensor.read(rest, regions) for tensor in layout.inputs}
@@ -157,7 +157,7 @@ def read_request(
     return InferRequest(name, version, inputs, layout.wanted, layout.id, layout.options, charge), layout.forms
 
 
-def _check_json(text: bytes) -> int:
+def check_json(text: bytes) -> int:
     """The memory that JSON takes at most as objects of Python and as arrays beside them; raises TooLarge for too many values."""
     num_values = num_nbytes = 0
     for begin in range(0, len(text), _COUNT_NBYTES):

@@ -9,8 +9,10 @@ not read again.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ import httptools
 from tensorferry.serve.core.faults import MemoryFull, RequestFault
 from tensorferry.serve.core.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
 from tensorferry.serve.core.memory import CONNECTION_NBYTES, Charge, MemoryBudget
-from tensorferry.serve.core.model import Ticket
+from tensorferry.serve.core.requests import Ticket
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
@@ -41,6 +43,7 @@ class HttpRequest:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
     keeps_alive: bool = True
+    takes_chunks: bool = True  # which came with HTTP/1.1
 
     def header(self, name: bytes) -> str:
         """A header's text, empty where it was not sent."""
@@ -88,13 +91,15 @@ class App(Protocol):
 class Exchange:
     """One request's way back to its client."""
 
-    __slots__ = ("closes", "connection", "is_over", "request", "ticket")
+    __slots__ = ("closes", "connection", "is_chunked", "is_over", "on_drained", "request", "ticket")
 
     def __init__(self, connection: "Connection", request: HttpRequest) -> None:
         self.connection = connection
         self.request = request
         self.closes = not request.keeps_alive
         self.ticket: Ticket | None = None
+        self.on_drained: Callable[[], None] | None = None  # of an answer that goes in parts: the client has caught up
+        self.is_chunked = False
         self.is_over = False
 
     @property
@@ -115,10 +120,31 @@ class Exchange:
         self.ticket = None  # it leads back here, and a circle would keep the request's arrays until the collector runs
         self.connection.send(self, status, headers, body)
 
+    def begin(self, status: int, headers: bytes, on_drained: Callable[[], None]) -> None:
+        """Begin an answer that goes in parts, with `write` and `finish`."""
+        if not self.is_over:
+            self.is_chunked = not self.closes and self.request.takes_chunks
+            self.closes = not self.is_chunked
+            self.on_drained = on_drained
+            self.connection.begin(self, status, headers)
+
+    def write(self, part: bytes) -> None:
+        """Send a part; where the client does not read, it waits in memory: see `Connection.is_paused`."""
+        if not self.is_over and part:
+            self.connection.write(b"%x\r\n%s\r\n" % (len(part), part) if self.is_chunked else part)
+
+    def finish(self) -> None:
+        """The last part was sent."""
+        if not self.is_over:
+            self.is_over = True
+            self.ticket = self.on_drained = None
+            self.connection.finish(self)
+
     def abandon(self) -> None:
         """The client is gone."""
         if not self.is_over:
             self.is_over = True
+            self.on_drained = None
             if self.ticket is not None:
                 self.ticket.cancel()
                 self.ticket = None
@@ -131,7 +157,7 @@ class Connection(asyncio.Protocol):
         self.app = app
         self.limits = limits
         self.connections = connections
-        self.seat = Charge(budget)  # for the connection itself, and for small requests
+        self.reserved = Charge(budget)  # for the connection itself, and for small requests
         self.charge = Charge(budget)  # for what a request takes beyond that
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
@@ -155,7 +181,7 @@ class Connection(asyncio.Protocol):
         """A client has come."""
         self.transport = transport
         try:
-            self.seat.add(CONNECTION_NBYTES)
+            self.reserved.add(CONNECTION_NBYTES)
         except MemoryFull as fault:
             self._end_with(*self.app.explain(fault))
         if len(self.connections) >= self.limits.max_connections:
@@ -197,7 +223,7 @@ class Connection(asyncio.Protocol):
             self.exchange.abandon()
             self.exchange = None
         self.charge.close()
-        self.seat.release()
+        self.reserved.release()
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
@@ -211,6 +237,8 @@ class Connection(asyncio.Protocol):
         if self.exchange is None:
             self.charge.release()
             self._go_on_later()
+        elif self.exchange.on_drained is not None:
+            self.exchange.on_drained()
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
@@ -302,6 +330,7 @@ class Connection(asyncio.Protocol):
         self.is_upgrade = self.parser.should_upgrade()
         request.method = self.parser.get_method().decode("latin-1")
         request.path = _strip_authority(self.url.decode("latin-1"))
+        request.takes_chunks = self.parser.get_http_version() != "1.0"
         if len(headers) > MAX_NUM_HEADERS:
             self._refuse(431, f"more than {MAX_NUM_HEADERS} headers")
             return
@@ -372,6 +401,7 @@ class Connection(asyncio.Protocol):
             and b"transfer-encoding" not in headers
             and b"upgrade" not in headers
             and b"expect" not in headers
+            and request.takes_chunks
         ):
             self.known = KnownHead(head, request.method, request.path, headers, len(request.body))
 
@@ -390,13 +420,37 @@ class Connection(asyncio.Protocol):
                 nbytes = sum(map(len, body))
         closes = exchange.closes or self.is_draining
         head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, _CLOSE if closes else b"")
-        self.exchange = None
         if exchange.request.method == "HEAD":
             self.transport.write(head)
         elif nbytes < _JOIN_NBYTES:
             self.transport.write(b"".join([head, *body]))
         else:
             self.transport.writelines([head, *body])
+        self._leave_exchange(closes)
+
+    def begin(self, exchange: Exchange, status: int, headers: bytes) -> None:
+        """Write the head of an answer that goes in parts."""
+        framing = b"transfer-encoding: chunked\r\n" if exchange.is_chunked else _CLOSE
+        self.write(b"%s%s%s\r\n" % (_STATUS_LINES[status], headers, framing))
+
+    def write(self, data: bytes) -> None:
+        """Write what is a part of an answer."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def finish(self, exchange: Exchange) -> None:
+        """End an answer that went in parts."""
+        if self.transport.is_closing():
+            return
+        if exchange.is_chunked:
+            self.transport.write(b"0\r\n\r\n")
+        if self.is_paused:  # what is unread was charged to what made the answer, and stays here
+            with contextlib.suppress(MemoryFull):
+                self.charge.replace(self.transport.get_write_buffer_size())
+        self._leave_exchange(exchange.closes or self.is_draining)
+
+    def _leave_exchange(self, closes: bool) -> None:
+        self.exchange = None
         self.changed_at = time.monotonic()
         if closes:
             self._half_close()
@@ -443,7 +497,7 @@ class Connection(asyncio.Protocol):
         if self.exchange is None and not self.is_reading and not self.waiting and not self.unparsed and not self.is_refused:
             self._half_close()
 
-    def sweep(self, now: float) -> None:
+    def check_timeouts(self, now: float) -> None:
         """End what takes too long; called about once a second."""
         waited = now - self.changed_at
         if self.is_refused and not self.is_paused:

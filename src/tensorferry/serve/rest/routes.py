@@ -122,6 +122,26 @@ ROUTES: tuple[Route, ...] = (
         carries_data=True,
         other_answers={503: "Error"},
     ),
+    *_of_versions(
+        "POST",
+        "/generate",
+        "an inference in flat JSON",
+        None,
+        body="GenerateRequest",
+        result="GenerateResponse",
+        carries_data=True,
+        other_answers={503: "Error"},
+    ),
+    *_of_versions(
+        "POST",
+        "/generate_stream",
+        "an inference with many answers",
+        None,
+        body="GenerateRequest",
+        result="events",
+        carries_data=True,
+        other_answers={503: "Error"},
+    ),
     *_of_settings(
         "/v2/models/{model}/trace/setting", "a model's trace settings", "TraceSettings", answers.read_trace, answers.update_trace
     ),

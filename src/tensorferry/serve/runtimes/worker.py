@@ -7,7 +7,6 @@ requests it had and is started again for the next. Arrays travel over a pipe as 
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -17,6 +16,8 @@ from typing import Any
 from tensorferry.errors import BadModel, FerryError
 from tensorferry.serve.core.faults import ModelFault
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.python.process import kill_all
+from tensorferry.serve.python.wire import receive, send
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature
 from tensorferry.serve.runtimes.table import load_runtime
 
@@ -116,6 +117,7 @@ def kill_workers() -> None:
     """End every worker process of this one at once, whatever it does."""
     for process in multiprocessing.active_children():
         process.kill()
+    kill_all()
 
 
 def work(connection: Connection, backend: str, options: LoadOptions) -> None:
@@ -137,21 +139,6 @@ def work(connection: Connection, backend: str, options: LoadOptions) -> None:
     with contextlib.suppress(EOFError, OSError):
         while (message := receive(connection)) is not _STOP:
             send(connection, _run(runner, *message))
-
-
-def send(connection: Connection, message: Any) -> None:
-    """Send a message; the bytes of large arrays go beside it, not through it."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    connection.send_bytes(pickle.dumps((head, len(buffers))))
-    for buffer in buffers:
-        connection.send_bytes(buffer.raw())
-
-
-def receive(connection: Connection) -> Any:
-    """The next message."""
-    head, num_buffers = pickle.loads(connection.recv_bytes())
-    return pickle.loads(head, buffers=[bytearray(connection.recv_bytes()) for _ in range(num_buffers)])
 
 
 def _run(runner: Any, inputs: dict[str, Array], outputs: list[str]) -> Any:

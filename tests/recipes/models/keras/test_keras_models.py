@@ -1,9 +1,8 @@
 """The Keras models: the sizes they are known by, losses that fall, on either back end."""
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ TRAINED = ["unet3d", "resnet", "googlenet"]
 
 
 @pytest.fixture(scope="module", params=["tensorflow", "torch"])
-def answers(request: pytest.FixtureRequest) -> dict[str, Any]:
-    environment = os.environ | {"KERAS_BACKEND": request.param, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, TRIAL], env=environment, capture_output=True, text=True)
+def answers(request: pytest.FixtureRequest, keras_python: Callable[[str], str]) -> dict[str, Any]:
+    done = subprocess.run([keras_python(request.param), TRIAL], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)
     assert answers["backend"] == request.param

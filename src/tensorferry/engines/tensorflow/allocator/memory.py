@@ -76,7 +76,7 @@ class DeviceMemory:
             self._heap.return_at_once()
             self._heap.trim()
         self._allocated_before = self._info()["current"] - held_nbytes
-        self._resident_before = self._meter.now_nbytes() - held_nbytes
+        self.before_nbytes = self._meter.now_nbytes() - held_nbytes
         self._step = Peaks(0, 0)
         self._highest_resident = 0
         self.optimising_peak_nbytes = 0  # resident at most before a new function did its first work
@@ -91,7 +91,7 @@ class DeviceMemory:
 
     def resident_nbytes(self) -> int:
         """What is resident now."""
-        return self._meter.now_nbytes() - self._resident_before
+        return self._meter.now_nbytes() - self.before_nbytes
 
     def outside_nbytes(self) -> int:
         """What is resident now beyond what the allocator has handed out: other memory, and holes between blocks."""
@@ -119,7 +119,7 @@ class DeviceMemory:
         """Since `begin_probe`."""
         allocated_nbytes = self._info()["peak"]
         self._free.note_peak(allocated_nbytes)
-        return Peaks(allocated_nbytes - self._allocated_before, self._meter.peak_nbytes() - self._resident_before)
+        return Peaks(allocated_nbytes - self._allocated_before, self._meter.peak_nbytes() - self.before_nbytes)
 
     def highest_resident_nbytes(self) -> int:
         """The most that was resident since the device was opened."""
@@ -164,7 +164,7 @@ class DeviceMemory:
         """Put on the books what the training holds and was there before."""
         self.begin_step()
         self._allocated_before -= nbytes
-        self._resident_before -= nbytes
+        self.before_nbytes -= nbytes
         self._highest_resident += nbytes
 
     def save_memory(self, limit_nbytes: int, budget_nbytes: int) -> None:

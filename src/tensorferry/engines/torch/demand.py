@@ -1,0 +1,43 @@
+"""What an op is about to allocate, told from its arguments before it runs."""
+
+from typing import Any
+
+import torch
+
+from tensorferry.engines.torch.compat import disable_current_modes, tree_leaves, tree_map_only
+from tensorferry.engines.torch.lean import estimate_workspace
+
+# an op reads this many times less than it allocates at most, as a convolution that unfolds a volume does
+_MOST_SHARE = 32
+_MOST_FROM_NOTHING_NBYTES = 4 * 2**20
+
+
+def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an op could allocate that much; a quick answer that is mostly no."""
+    read_nbytes = sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+    return _MOST_SHARE * read_nbytes + _MOST_FROM_NOTHING_NBYTES > nbytes
+
+
+def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes of the op's new outputs and of its kernel's workspace; 0 where they cannot be told."""
+    with disable_current_modes():
+        try:
+            bare_args, bare_kwargs = tree_map_only(torch.Tensor, _without_bytes, (args, kwargs))
+            if "device" in kwargs:
+                bare_kwargs["device"] = "meta"
+            out = func(*bare_args, **bare_kwargs)
+            read, made = _blocks((bare_args, bare_kwargs)), _blocks(out)
+            new_nbytes = sum(nbytes for address, nbytes in made.items() if address not in read)
+            return new_nbytes + estimate_workspace(func, args, out)
+        except Exception:  # an op of the user's may have no form without bytes, or fail in any way
+            return 0
+
+
+def _blocks(values: Any) -> dict[int, int]:
+    """Bytes of the storages among some values, by address."""
+    blocks = [value.untyped_storage() for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return {block._cdata: block.nbytes() for block in blocks}
+
+
+def _without_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")

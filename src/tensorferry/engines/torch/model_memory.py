@@ -1,0 +1,60 @@
+"""What a model holds whether or not a step runs: parameters, buffers, gradients, optimizer state."""
+
+import gc
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from tensorferry.engines.torch.fake_copy import optimizer_variables
+
+Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What there was before a context was entered."""
+
+    nbytes: int  # of parameters, buffers, gradients and optimizer state
+    optimizers: list[torch.optim.Optimizer]  # those that train the model
+    blocks: Blocks  # of every tensor then alive
+
+
+def find_model_memory(model: torch.nn.Module) -> ModelMemory:
+    """What training the model holds already, and which tensors there are.
+
+    The user has no reason to tell us of the optimizer or of a batch made before, so they are looked for.
+    """
+    tensors = [*model.parameters(), *model.buffers(), *(variable.value for variable in optimizer_variables(model))]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    owned = {id(p) for p in model.parameters()}
+    optimizers: list[torch.optim.Optimizer] = []
+    blocks: Blocks = {}
+    for thing in gc.get_objects():
+        kind = type(thing)  # isinstance would wake lazy proxies up
+        if issubclass(kind, torch.Tensor):
+            if thing.layout is torch.strided and thing.device.type == "cpu":
+                block = thing.untyped_storage()
+                blocks[block._cdata] = weakref.ref(block)
+        elif issubclass(kind, torch.optim.Optimizer) and _trains(thing, owned):
+            optimizers.append(thing)
+            trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]
+            tensors += [value for state in trained for value in state.values() if isinstance(value, torch.Tensor)]
+    nbytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+    return ModelMemory(nbytes, optimizers, blocks)
+
+
+def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizers alive that train parameters of the model."""
+    owned = {id(p) for p in model.parameters()}
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer) and _trains(thing, owned)]
+
+
+def _trains(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    groups = vars(optimizer).get("param_groups", ())  # one that wraps another has none of its own
+    return any(id(parameter) in parameters for group in groups for parameter in group["params"])
+
+
+def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:
+    """Addresses of the storages of parameters and buffers; they never move."""
+    return frozenset(tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers()))
