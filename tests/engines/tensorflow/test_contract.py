@@ -33,7 +33,7 @@ def test_results_are_identical_when_everything_is_swapped_and_watched(bench: Ben
     plain = bench.run_plain()
     assert len(bench.recording.trace.movable) > 3
     swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gated_nbytes=0, watched=True)
-    assert len(bench.diary.copies) == 2 * len(bench.recording.trace.movable)
+    assert len(bench.log.copies) == 2 * len(bench.recording.trace.movable)
     assert swapped == plain
 
 
@@ -65,9 +65,9 @@ def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Ben
     decisions = bench.decide(lambda s: _swap(bench, s))
     plain = bench.run_plain()
     bench.run(decisions, num_steps=1, gated_nbytes=0)
-    num_units = len(bench.diary.passed)
+    num_units = len(bench.log.passed)
     shared = bench.run(decisions, gated_nbytes=bench.recording.trace.plain_peak_nbytes)
-    assert len(bench.diary.passed) < num_units == len(bench.recording.trace.ops)
+    assert len(bench.log.passed) < num_units == len(bench.recording.trace.ops)
     assert shared == plain
 
 
@@ -78,9 +78,9 @@ def test_results_are_identical_where_units_run_side_by_side(bench: Bench, share:
     decisions = bench.decide(lambda s: _swap(bench, s) if s % 3 else Decision(s, Action.KEEP, trace.storages[s].nbytes))
     plain = bench.run_plain()
     bench.run(decisions, num_steps=1, gated_nbytes=0)
-    num_alone = len(bench.diary.passed)
+    num_alone = len(bench.log.passed)
     together = bench.run(decisions, gated_nbytes=0, room_nbytes=room_nbytes)
-    assert len(bench.diary.passed) < num_alone  # a gate for a stretch, not for every unit
+    assert len(bench.log.passed) < num_alone  # a gate for a group, not for every unit
     assert together == plain
 
 
@@ -90,7 +90,7 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
     states = bench.recording.states
     assert bool(states) == (network.optimizer == "adam")
     swapped = bench.run(bench.decide(lambda s: _swap(bench, s)), gated_nbytes=0, watched=True)
-    assert {copy.storage for copy in bench.diary.copies} >= states.keys()
+    assert {copy.storage for copy in bench.log.copies} >= states.keys()
     plan = make_plan(bench.recording.trace, find_floor(bench.recording.trace).nbytes, MACHINE)
     planned = bench.run(plan.decisions)
     roomy = bench.run(plan.decisions, room_nbytes=[2**40] * len(bench.recording.trace.ops))

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, block_bytes
-from tensorferry.engines.torch.opening import Opened
+from tensorferry.engines.core.copies import CopyIn, CopyOut
+from tensorferry.engines.torch.device import Device, block_bytes
+from tensorferry.engines.torch.open_device import OpenedDevice
 from tensorferry.machine import TierSpeed
 
 NAN_BYTE = 0xFF  # a float, half or bfloat16 of all ones is NaN
@@ -153,9 +154,11 @@ class AdversaryIn(CopyIn):
 
 
 def adversary_opener(adversary: Adversary) -> Any:
-    def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+    def open_device(
+        model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack
+    ) -> OpenedDevice:
         stack.callback(adversary.close)
         assert budget_nbytes is not None
-        return Opened(adversary, adversary, budget_nbytes)
+        return OpenedDevice(adversary, adversary, budget_nbytes)
 
     return open_device
