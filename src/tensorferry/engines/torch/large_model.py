@@ -305,9 +305,9 @@ class LargeModel:
                 assert history.schedule is not None
                 # at a floor above it the margin is given up rather than a training that has begun
                 limit_nbytes = max(self._limit_nbytes, history.schedule.plan.floor_nbytes)
-                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes)
+                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes, is_timed=history.wants_times)
                 reuses_freed = history.schedule.reuses_freed
-                if not history.settled:
+                if history.wants_times:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
             self._device.count_touched(isinstance(step, RecordingStep))
