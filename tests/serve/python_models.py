@@ -86,6 +86,39 @@ class Model:
             self.closed += 1
 """
 
+# adds up what comes, starts again where told to, and tells what else it was told
+ACCUMULATE = """
+import os
+
+class Model:
+    inputs = {"x": ("INT32", [1])}
+    outputs = {"sum": ("INT32", [1]), "process": ("INT32", [1])}
+    max_batch_size = 4
+
+    def load(self, context):
+        self.sums = {}
+
+    def infer(self, requests):
+        return [self.add(request) for request in requests]
+
+    def add(self, request):
+        key = request.sequence_id
+        if request["x"][0, 0] == -1:
+            os._exit(1)
+        if request["x"][0, 0] == -2:
+            return {"sum": [[len(self.sums)]], "process": [[os.getpid()]]}
+        if request.sequence_start:
+            self.sums[key] = 0
+        self.sums[key] += int(request["x"][0, 0])
+        found = self.sums[key]
+        if request.sequence_end:
+            del self.sums[key]
+        return {"sum": [[found]], "process": [[os.getpid()]]}
+
+    def forget(self, sequence_id):
+        self.sums.pop(sequence_id, None)
+"""
+
 CALLER = """
 import numpy as np
 

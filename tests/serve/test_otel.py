@@ -1,5 +1,6 @@
 """Traces of requests, as a collector gets them."""
 
+import http.client
 import http.server
 import json
 import sys
@@ -154,6 +155,17 @@ def test_every_step_of_an_ensemble_and_every_fault_is_in_the_trace(traced: Runni
     [root] = collector.wait_for(TRACE_ID[:-1] + "c", 1)["infer nothing"]
     assert root.status.code == 2
     assert "unknown model" in root.status.message
+
+
+def test_generate_is_in_the_trace(traced: RunningServer, collector: Collector) -> None:
+    connection = http.client.HTTPConnection(traced.http)
+    header = {"traceparent": f"00-{TRACE_ID[:-1]}e-{PARENT_ID}-01"}
+    connection.request("POST", "/v2/models/double/generate", json.dumps({"x": [1, 2, 3, 4]}), header)
+    assert connection.getresponse().status == 200
+    connection.close()
+    found = collector.wait_for(TRACE_ID[:-1] + "e", 4)
+    assert sorted(found) == ["batch", "infer double", "model", "queue"]
+    assert found["infer double"][0].parent_span_id.hex() == PARENT_ID
 
 
 def test_what_the_client_does_not_sample_is_not_sent(traced: RunningServer, collector: Collector) -> None:

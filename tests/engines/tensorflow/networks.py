@@ -7,11 +7,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from contract import Outcome
 from keras import layers
 
 from tensorferry.engines.tensorflow.allocator import DeviceMemory
@@ -20,7 +22,7 @@ from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording, record
 from tensorferry.engines.tensorflow.swap import GraphCopies
 from tensorferry.machine import Machine, TierSpeed
-from tensorferry.plan import Decision
+from tensorferry.plan import Action, Decision
 from tensorferry.tiers import open_tier
 
 SMALLEST_NBYTES = 4096  # so that even the tensors of these little models move
@@ -218,7 +220,12 @@ class Bench:
         self.copies = GraphCopies(self.tier, DeviceMemory(0), 30.0)
         self.edit = Edit(self.concrete.graph)
 
-    def run_plain(self, num_steps: int = 3) -> tuple[list[float], list[bytes]]:
+    @cached_property
+    def plain(self) -> Outcome:
+        """What comes of the training without a plan."""
+        return self.run_plain()
+
+    def run_plain(self, num_steps: int = 3) -> Outcome:
         return self._run(lambda: self.concrete(self.data), num_steps)
 
     def run(
@@ -228,7 +235,7 @@ class Bench:
         gated_nbytes: int = SMALLEST_NBYTES,
         watched: bool = False,
         room_nbytes: list[int] | None = None,
-    ) -> tuple[list[float], list[bytes]]:
+    ) -> Outcome:
         gates = carry_out(self.recording, decisions, self.edit, self.copies, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes)
         function = self.edit.make_function(self.concrete.function_type)
 
@@ -243,16 +250,26 @@ class Bench:
         finally:
             self.edit.undo()
 
-    def _run(self, step: Callable[[], Any], num_steps: int) -> tuple[list[float], list[bytes]]:
+    def _run(self, step: Callable[[], Any], num_steps: int) -> Outcome:
         for variable, value in zip(self.variables, self.start, strict=True):
             variable.assign(value)
         self.model.reset_metrics()
         with same_rewrites():
             losses = [float(step()["loss"]) for _ in range(num_steps)]
-        return losses, bits(self.model)
+        return Outcome(losses, {str(place): value for place, value in enumerate(bits(self.model))})
 
     def decide(self, choose: Callable[[int], Decision]) -> list[Decision]:
         return [choose(s) for s in self.recording.trace.movable]
+
+    def swap_all(self) -> list[Decision]:
+        return self.decide(self.swap)
+
+    def swap(self, s: int) -> Decision:
+        storage = self.recording.trace.storages[s]
+        return Decision(s, Action.SWAP, storage.nbytes, swap_in_at=storage.wanted_at)
+
+    def keep(self, s: int) -> Decision:
+        return Decision(s, Action.KEEP, self.recording.trace.storages[s].nbytes)
 
     def close(self) -> None:
         self.copies.close()

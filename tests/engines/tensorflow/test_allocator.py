@@ -403,3 +403,15 @@ def test_a_step_that_a_capped_process_cannot_hold_is_refused_before_it_runs() ->
 def test_later_trainings_live_where_the_first_one_did() -> None:
     first, *others = _run(REFIT)
     assert max(others) - first < 16  # of addresses, which the allocator would keep
+
+
+def test_a_device_reserves_more_than_31_bits_can_count() -> None:
+    import networks  # noqa: F401  # before TensorFlow is loaded
+
+    from tensorferry.engines.tensorflow.allocator import DeviceMemory
+
+    device = DeviceMemory(0)
+    before_nbytes = device.resident_nbytes()
+    device.reserve(5 * 2**30, 0)
+    assert device.resident_nbytes() - before_nbytes < 2**30  # addresses, not pages
+    device.close()

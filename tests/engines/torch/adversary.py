@@ -4,14 +4,20 @@ Copies run only when they are waited for, or when a coin says so while somebody 
 for every seed. A block that was let go is filled with NaN before its memory is really given up, a block on its way in is
 NaN until the copy has run, and a released slot is NaN too. So every missing wait, early free or late use becomes a wrong
 result.
+
+What is resident are the storages that are alive: those that the model had, and those that ops and copies made since.
 """
 
 import random
 from collections import deque
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tensorferry.engines.core.copies import CopyIn, CopyOut
 from tensorferry.engines.torch.device import Device, block_bytes
@@ -27,11 +33,42 @@ class AdversarySlot:
         self.nbytes = len(contents)
 
 
+class LiveStorages(TorchDispatchMode):
+    """Counts the storages that somebody still holds, and the most of them that there were at once after an op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: dict[int, StorageWeakRef] = {}
+        self.peak_nbytes = 0
+
+    def watch(self, blocks: Iterable[torch.UntypedStorage]) -> None:
+        for block in blocks:
+            if block._cdata not in self._storages and block.device.type == "cpu":
+                self._storages[block._cdata] = StorageWeakRef(block)
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes())
+
+    def nbytes(self) -> int:
+        total = 0
+        for address, weak in list(self._storages.items()):
+            block = None if weak.expired() else torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if block is None:
+                del self._storages[address]
+            else:
+                total += block.nbytes()  # which may have changed: a block whose bytes are away has none
+        return total
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.watch(t.untyped_storage() for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
+        return out
+
+
 class Adversary(Device):
     """The device, and the tier behind it."""
 
     type = "cpu"
     may_reuse = True
+    counts_copies_in = True
     describe = "adversary"
 
     def __init__(self, seed: int, nbytes_per_second: float = 1e9) -> None:
@@ -42,17 +79,23 @@ class Adversary(Device):
         self.num_slots = 0
         self.num_copies_out = 0
         self.num_copies_in = 0
+        self.live = LiveStorages()
+        self.others_nbytes = 0  # taken by somebody else who shares the device
+        self._highest_nbytes = 0
 
     def resident_nbytes(self) -> int:
-        return 0
+        return self.live.nbytes() + self.others_nbytes
 
     def peak_nbytes(self) -> int:
-        return 0
+        return self.live.peak_nbytes + self.others_nbytes
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> None:
+        self.highest_nbytes()
+        self.live.peak_nbytes = self.live.nbytes()
 
     def highest_nbytes(self) -> int:
-        return 0
+        self._highest_nbytes = max(self._highest_nbytes, self.peak_nbytes())
+        return self._highest_nbytes
 
     def check_room(self, nbytes: int) -> None: ...
 
@@ -131,7 +174,8 @@ class AdversaryIn(CopyIn):
         super().__init__(label, slot.nbytes)
         self._device = device
         self._slot = slot
-        self._block = torch.UntypedStorage(slot.nbytes) if into is None else into
+        self._block: torch.UntypedStorage | None = torch.UntypedStorage(slot.nbytes) if into is None else into
+        device.live.watch([self._block])
         block_bytes(self._block)[:] = bytes([NAN_BYTE]) * slot.nbytes
         self._ended = False
 
@@ -150,7 +194,10 @@ class AdversaryIn(CopyIn):
         return True
 
     def take(self) -> torch.UntypedStorage:
-        return self._block
+        assert self._ended, "taken before the copy had run"
+        block, self._block = self._block, None  # or it would live as long as this copy, which the log of the step holds
+        assert block is not None, "taken twice"
+        return block
 
 
 def adversary_opener(adversary: Adversary) -> Any:
@@ -159,6 +206,8 @@ def adversary_opener(adversary: Adversary) -> Any:
     ) -> OpenedDevice:
         stack.callback(adversary.close)
         assert budget_nbytes is not None
+        adversary.live.watch(t.untyped_storage() for t in (*model.parameters(), *model.buffers()))
+        stack.enter_context(adversary.live)  # before the engine's own, so that it sees what ops make for the engine, too
         return OpenedDevice(adversary, adversary, budget_nbytes)
 
     return open_device

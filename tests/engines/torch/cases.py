@@ -2,18 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from contract import Outcome
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-from tensorferry.engines.torch import capture
-from tensorferry.machine import Machine
-from tensorferry.plan import find_floor
 
 
 @dataclass(frozen=True)
@@ -23,6 +19,8 @@ class Case:
     batch: Callable[[int], tuple[torch.Tensor, ...]]
     step: Callable[[nn.Module, tuple[torch.Tensor, ...], torch.optim.Optimizer], list[torch.Tensor]]
     optimizer: Callable[[Any], torch.optim.Optimizer] = field(default=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+    num_shapes: int = 1  # of batches, by turns
+    widest_step: int = 0  # whose batch takes most memory
 
     def batch_on(self, device: str, step: int) -> tuple[torch.Tensor, ...]:
         return tuple(tensor.to(device) for tensor in self.batch(step))
@@ -254,18 +252,10 @@ CASES = [
     Case("two forwards, one backward", Residual, images, two_forwards),
     Case("two backwards", Residual, images, two_backwards),
     Case("evaluation in between", Residual, images, evaluate_between),
-    Case("changing shapes", Residual, changing_images, classify),
+    Case("changing shapes", Residual, changing_images, classify, num_shapes=4, widest_step=1),
     Case("double backward", Skip, images, penalise_gradient),
     Case("zero_grad before forward", Residual, images, zero_first),
 ]
-
-
-@dataclass
-class Outcome:
-    """Everything a training run leaves, bit for bit."""
-
-    losses: list[float]
-    tensors: dict[str, bytes]
 
 
 def train(
@@ -288,20 +278,9 @@ def compare_step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
     model(batch[0]).square().mean().backward()
 
 
-def tight_budget(case: Case, min_nbytes: int, device: str = "cpu") -> int:
-    """Little above the floor of the widest batch, and the engine's own margin."""
-    torch.manual_seed(0)
-    model = case.build().to(device)
-    optimizer = case.optimizer(model.parameters())
-    machine = Machine("any", memory_nbytes=2**30, tiers=())
-    tight = 0.0
-    for step in range(4):
-        batch = case.batch_on(device, step)
-        for run in (partial(case.step, model, batch, optimizer), partial(compare_step, model, batch)):
-            trace = capture(run, model, optimizer, fake=True, machine=machine, min_nbytes=min_nbytes)
-            floor_nbytes = find_floor(trace).nbytes
-            tight = max(tight, floor_nbytes + 0.15 * (trace.plain_peak_nbytes - floor_nbytes))
-    return 6 * 2**20 + int(tight)
+def repeat_widest(case: Case) -> Case:
+    """The same with the batch that takes most memory in every step."""
+    return replace(case, batch=lambda _: case.batch(case.widest_step))
 
 
 def _bits(model: nn.Module) -> Iterator[tuple[str, bytes]]:

@@ -323,7 +323,6 @@ def test_a_free_first_dimension_is_only_a_batch_if_rows_are_independent(root: Pa
         ('max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: 5 }', "shape"),
         ('backend: "tensorrt"', "asks for 'tensorrt'; this server has onnxruntime"),
         ('platform: "tensorrt_plan"', "tensorrt_plan"),
-        ("sequence_batching {}", "sequence batching"),
         ("model_transaction_policy { decoupled: true }", "decoupled"),
         ('default_model_filename: "../../secret.onnx"', "not in"),
         ("max_batch_size: -1", "-1"),

@@ -1,4 +1,4 @@
-"""Many answers to one request over REST and gRPC, and clients that do not read them, hang up, or are told to go."""
+"""Streams and sequences over REST and gRPC, and clients that do not read, hang up, or are told to go."""
 
 import json
 import queue
@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+import tritonclient.http as triton_http
 from asking import wait_until
-from python_models import COUNT, DOUBLE, save_python
+from python_models import ACCUMULATE, COUNT, DOUBLE, save_python
 from running import RunningServer
 
 NUM_PER_MIB = 2**18  # INT32 of a MiB
@@ -25,6 +26,8 @@ def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     root = tmp_path_factory.mktemp("models")
     save_python(root, "count", COUNT)
     save_python(root, "double", DOUBLE)
+    config = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 600 } }"
+    save_python(root, "accumulate", ACCUMULATE, config + "instance_group { count: 2 }")
     running = RunningServer(root, "--trust")
     running.wait_for("ready:")
     yield running
@@ -154,6 +157,36 @@ def test_a_client_that_does_not_read_is_not_worked_for(counting: RunningServer) 
         wait_until(has_stopped)
     assert seen[-1] - num_made <= 40  # what is under way, and what the sockets of the system hold
     wait_until(lambda: ask_count(counting, -2) == num_closed + 1)
+
+
+def test_a_thousand_sequences_are_each_added_up(counting: RunningServer) -> None:
+    told: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    value = triton.InferInput("x", [1, 1], "INT32")
+    ids = range(1, 1001)
+    with triton.InferenceServerClient(counting.grpc) as client:
+        client.start_stream(lambda result, error: told.put((result, error)))
+        for step in range(3):
+            for each in ids:
+                value.set_data_from_numpy(np.array([[each + step]], np.int32))
+                flags = {"sequence_start": step == 0, "sequence_end": step == 2}
+                client.async_stream_infer("accumulate", [value], sequence_id=each, request_id=f"{each}.{step}", **flags)
+        sums = {}
+        for _ in range(3 * len(ids)):
+            result, error = told.get(timeout=60)
+            assert error is None
+            sums[result.get_response().id] = int(result.as_numpy("sum")[0, 0])
+    assert [sums[f"{each}.2"] for each in ids] == [3 * each + 3 for each in ids]
+
+
+def test_rest_carries_sequences_as_well(counting: RunningServer) -> None:
+    value = triton_http.InferInput("x", [1, 1], "INT32")
+    value.set_data_from_numpy(np.array([[4]], np.int32))
+    with triton_http.InferenceServerClient(counting.http) as client:
+        for each, flags in ((1, {"sequence_start": True}), (2, {}), (3, {"sequence_end": True})):
+            answer = client.infer("accumulate", [value], sequence_id="by name", **flags)
+            assert answer.as_numpy("sum").tolist() == [[4 * each]]
+        with pytest.raises(Exception, match="sequence 'by name' of model 'accumulate' is not known"):
+            client.infer("accumulate", [value], sequence_id="by name")
 
 
 def test_a_server_that_is_told_to_stop_finishes_its_streams(start_server: Callable[..., RunningServer], tmp_path: Any) -> None:

@@ -35,6 +35,7 @@ NESTED = kinds(
 )
 SCOPE = "tensorferry"  # of what is added to a graph
 _BEGIN, _END = f"{SCOPE}_step_begins", f"{SCOPE}_step_ends"
+BETWEEN_STEPS = "what is there between steps"  # in place of an op's name
 _UNSIZED = (tf.resource, tf.variant, tf.string)
 # read what a pooling op read, what it made, and the gradient of that
 _POOLING_GRADIENTS = kinds("MaxPoolGrad MaxPool3DGrad")
@@ -88,7 +89,7 @@ class Unit:
     def name(self) -> str:
         """The op that does the work."""
         op = self.ops[0]
-        return f"{op.name}:{op.type}"
+        return BETWEEN_STEPS if op.name in (_BEGIN, _END) else f"{op.name}:{op.type}"
 
     def entries(self) -> list[Any]:
         """The ops that do not wait for another op of the unit."""

@@ -246,7 +246,9 @@ class LargeModel:
 
     def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Where a loop calls the model's parts and never the model, they are all that can be followed."""
-        if self._names.num_running == 1 and torch.is_grad_enabled() and not in_backward() and not self._store.busy:
+        if self._names.num_running > 1 or not torch.is_grad_enabled() or in_backward() or self._store.busy:
+            return
+        if find_optimizers(module):  # a part that nobody trains may have no backward pass
             self._forecast_once(module, args, kwargs)
 
     def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 CONFIG_NAME = "config.pbtxt"
 _SENDABLE = OWN_PARAMETERS.union(*(backend.parameters for backend in BACKENDS.values()))
 _UNSUPPORTED = {
-    "sequence_batching": "sequence batching",
     "batch_input": "ragged batches (batch_input); use the parameter 'padding' instead",
     "batch_output": "ragged batches (batch_output)",
     "model_repository_agents": "repository agents",

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tensorferry.serve.core.model import Model, RuntimeModel
 from tensorferry.serve.core.probe import has_independent_rows
 from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.scheduler import Instance, Scheduler
+from tensorferry.serve.core.sequence_policy import SequencePolicy, read_sequences, with_sequences, without_sequences
+from tensorferry.serve.core.sequences import SequenceModel
 from tensorferry.serve.core.spec import ModelSpec, datatype_name, make_spec
 from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
@@ -46,20 +48,34 @@ class Workshop:
 
 
 def load_model(
-    workshop: Workshop, folder: Path, version: int, config: Any, find: FindModel | None = None, *, is_sent: bool = False
+    workshop: Workshop,
+    folder: Path,
+    version: int,
+    config: Any,
+    find: FindModel | None = None,
+    *,
+    is_sent: bool = False,
+    stats: Stats | None = None,
 ) -> Model:
     """The model in `folder / version`, warmed up; raises BadModel or MissingExtra.
 
     A Python model finds others through `find`; one whose files were sent by a client (`is_sent`) is refused.
     """
-    version_folder = folder / str(version)
-    backend, path = find_backend(config, version_folder)
+    backend, path = find_backend(config, folder / str(version))
+    stats = stats or Stats()
+    if config.HasField("sequence_batching"):
+        policy = read_sequences(config, folder, is_python=backend == "python")
+
+        def load_instance(plain: Any) -> Model:
+            return load_model(workshop, folder, version, plain, find, is_sent=is_sent, stats=stats)
+
+        return _load_sequence_model(folder, version, config, policy, load_instance, stats)
     groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
     options = make_options(workshop, config, path, groups)
     if backend == "python":
         from tensorferry.serve.python.loading import load_python_model
 
-        return load_python_model(workshop, folder, version, config, options, find, is_sent=is_sent)
+        return load_python_model(workshop, folder, version, config, options, find, stats, is_sent=is_sent)
     if config.model_transaction_policy.decoupled:
         raise BadModel(f"model '{config.name}' is decoupled (many answers to one request), which only a Python model can be")
     runtime = _open_runtime(backend, options)
@@ -73,16 +89,16 @@ def load_model(
         spec = make_spec(complete, folder)
         for runner in runners:
             warm_up(complete, spec, runner, folder)
-        policy = read_policy(complete, workshop.default_max_queue)
+        queue_policy = read_policy(complete, workshop.default_max_queue)
         # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
         if spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances):
             spare = runtime.new_runner()
             runners.append(spare)
         scheduler = Scheduler(
             spec,
-            policy,
+            queue_policy,
             instances,
-            Stats(),
+            stats,
             limiter=workshop.limiter,
             deferred=workshop.deferred,
             name=f"{config.name}/{version}",
@@ -94,6 +110,24 @@ def load_model(
         runtime.close()
         raise
     return RuntimeModel(version, complete, spec, runtime, scheduler, workshop.cache)
+
+
+def _load_sequence_model(
+    folder: Path, version: int, config: Any, policy: SequencePolicy, load_instance: Callable[[Any], Model], stats: Stats
+) -> SequenceModel:
+    """A model with state: every instance by itself, as sequences are bound to one."""
+    if config.response_cache.enable:
+        raise BadModel(f"model '{config.name}' keeps state, so its answers cannot come out of a cache")
+    plain = without_sequences(config, policy)
+    instances: list[Model] = []
+    try:
+        instances.extend(load_instance(plain) for _ in range(sum(_count(group) for group in config.instance_group) or 1))
+        whole = with_sequences(instances[0].config, config, policy)
+        return SequenceModel(version, whole, make_spec(whole, folder), policy, instances, stats)
+    except Exception:
+        for instance in instances:
+            instance.close()
+        raise
 
 
 def make_options(workshop: Workshop, config: Any, path: Path, groups: list[Any]) -> LoadOptions:

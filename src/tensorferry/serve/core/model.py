@@ -36,6 +36,22 @@ class AnswerSink(Protocol):
         """One answer, the end, or both; after a fault that is not the last, others may follow."""
 
 
+class OneAnswer:
+    """Takes the only answer of a request."""
+
+    __slots__ = ("done", "is_told")
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+        self.is_told = False
+
+    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
+        """The answer."""
+        if not self.is_told and (outcome is not None or is_last):
+            self.is_told = True
+            self.done(ModelFault("the model gave no answer") if outcome is None else outcome)
+
+
 class Model(Protocol):
     """What the data plane needs of a loaded version; an ensemble is one as well."""
 

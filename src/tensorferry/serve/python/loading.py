@@ -18,6 +18,7 @@ from tensorferry.serve.core.model import Outputs
 from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.requests import NO_OPTIONS
 from tensorferry.serve.core.spec import make_spec
+from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.python.model import Completed, PythonModel
@@ -32,7 +33,15 @@ _LOAD_SECONDS = 600.0
 
 
 def load_python_model(
-    workshop: Workshop, folder: Path, version: int, config: Any, options: LoadOptions, find: FindModel | None, *, is_sent: bool
+    workshop: Workshop,
+    folder: Path,
+    version: int,
+    config: Any,
+    options: LoadOptions,
+    find: FindModel | None,
+    stats: Stats,
+    *,
+    is_sent: bool,
 ) -> PythonModel:
     """The model, its workers started and warmed up; raises BadModel."""
     _check(workshop, config, options, is_sent)
@@ -46,7 +55,7 @@ def load_python_model(
         load_seconds=_read_seconds(options.parameters, "load_timeout_seconds", _LOAD_SECONDS),
     )
     seconds = _read_seconds(options.parameters, "timeout_seconds", _DEFAULT_SECONDS)
-    model = PythonModel(version, workers, find or _find_none, workshop.deferred, seconds)
+    model = PythonModel(version, workers, find or _find_none, workshop.deferred, seconds, stats)
 
     def complete(declared: dict[str, Any]) -> Completed:
         whole = complete_config(_declare(config, declared), "python", None, 0)

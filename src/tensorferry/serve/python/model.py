@@ -15,7 +15,7 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.ensemble import FindModel
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
-from tensorferry.serve.core.model import AnswerSink, Done, Outputs, finish_output, reason_of
+from tensorferry.serve.core.model import AnswerSink, Done, OneAnswer, Outputs, finish_output, reason_of
 from tensorferry.serve.core.queueing import BatchPolicy, JobQueue
 from tensorferry.serve.core.requests import RequestOptions
 from tensorferry.serve.core.scheduler import Closed
@@ -34,14 +34,16 @@ Answers = list[tuple[int, Any, bool]]  # of a worker: the number of a request, w
 class PythonModel:
     """A model with worker processes."""
 
-    def __init__(self, version: int, workers: WorkerOptions, find: FindModel, deferred: DeferredCalls, seconds: float) -> None:
+    def __init__(
+        self, version: int, workers: WorkerOptions, find: FindModel, deferred: DeferredCalls, seconds: float, stats: Stats
+    ) -> None:
         self.version = version
         self.name = workers.name
         self.workers = workers
         self.find = find
         self.deferred = deferred
         self.seconds = seconds  # that a worker may take to say something, where it owes it
-        self.stats = Stats()
+        self.stats = stats
         self.is_decoupled = False
         self.config: Any = None
         self.described: dict[str, Any] = {}  # the same as the worker gets it
@@ -52,6 +54,7 @@ class PythonModel:
         self.is_closed = False
         self.is_ended = False
         self.broken = ""  # why no worker could be started
+        self.on_lost: Callable[[PythonModel], None] | None = None  # told when a worker has ended, and with it what it knew
         self.is_watched = False  # the keeper looks again before anything could be too late
         self.look_at: float | None = None  # when a batch that waits for company is to go without
         self.keeper = threading.Thread(target=self._keep, name=f"{self.name}/keep", daemon=True)
@@ -242,8 +245,15 @@ class PythonModel:
             return
         _LOG.error("a worker of model '%s' %s; it is started again", self.name, reason)
         fault = ModelFault(f"the worker process of model '{self.name}' {reason}; it is started again")
+        if self.on_lost is not None:
+            self.on_lost(self)
         for job in jobs:
             self.tell(job, fault, True)
+
+    def forget(self, sequence_id: int | str) -> None:
+        """A sequence was dropped before its end: the model need not remember it."""
+        for instance in self.instances:
+            instance.post(("forget", sequence_id))
 
     def _keep(self) -> None:
         """Start workers again that have ended, end those that do not answer, and let nobody wait for company for too long."""
@@ -340,22 +350,6 @@ class PythonTicket:
     def welcome(self, count: int) -> None:
         """There is room for so many answers more."""
         self.model.welcome(self.job, count)
-
-
-class OneAnswer:
-    """Takes the only answer of a request."""
-
-    __slots__ = ("done", "is_told")
-
-    def __init__(self, done: Done) -> None:
-        self.done = done
-        self.is_told = False
-
-    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
-        """The answer."""
-        if not self.is_told and (outcome is not None or is_last):
-            self.is_told = True
-            self.done(ModelFault("the model gave no answer") if outcome is None else outcome)
 
 
 def _nobody(_: object) -> None:

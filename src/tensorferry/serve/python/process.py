@@ -25,12 +25,13 @@ _PACKAGE = Path(__file__).parents[2]
 _START = """
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
-package, descriptor = sys.argv[1:3]
+package = sys.argv[1]
+sys.path[:] = filter(None, sys.path)  # not the working folder
 spec = spec_from_file_location("tensorferry", package + "/__init__.py", submodule_search_locations=[package])
 sys.modules["tensorferry"] = module_from_spec(spec)
 spec.loader.exec_module(sys.modules["tensorferry"])
 from tensorferry.serve.python.worker import main
-main(int(descriptor))
+main()
 """
 _STOP_SECONDS = 10.0
 _alive: set["WorkerProcess"] = set()
@@ -58,10 +59,10 @@ class WorkerProcess:
         self.outbox: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         ours, theirs = socket.socketpair()
-        command = [str(options.python), "-P", "-c", _START, str(_PACKAGE), str(theirs.fileno())]
+        command = [str(options.python), "-c", _START, str(_PACKAGE)]
         environment = {"OMP_NUM_THREADS": str(options.num_threads), **os.environ}
         try:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment)
         except OSError as error:
             ours.close()
             raise BadModel(f"cannot start {options.python}: {error.strerror}") from None

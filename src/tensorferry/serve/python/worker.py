@@ -217,8 +217,11 @@ def _datatype(output: dict[str, Any]) -> str:
     return "BYTES" if word == "STRING" else word
 
 
-def main(descriptor: int) -> None:
-    """Work for the server at the other end of a socket."""
+def main() -> None:
+    """Work for the server at the other end of the standard input, which is a socket."""
+    descriptor = os.dup(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     # Ctrl-C and SIGTERM go to the whole group; the server drains first and then ends its workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

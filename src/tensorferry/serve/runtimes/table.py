@@ -27,7 +27,7 @@ class Backend:
     parameters: frozenset[str] = frozenset()  # of a configuration, that it understands and that reach no file
 
 
-OWN_PARAMETERS = frozenset({"isolation", "padding", "batching"})  # those that this server reads itself
+OWN_PARAMETERS = frozenset({"isolation", "padding", "batching", "max_sequences"})  # those that this server reads itself
 _ONNXRUNTIME = frozenset(("intra_op_thread_count", "inter_op_thread_count", "session.intra_op.allow_spinning"))
 # a property may also name a folder to write a cache to, or a file to read weights from
 _OPENVINO = frozenset(
