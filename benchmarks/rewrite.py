@@ -31,7 +31,7 @@ from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import record
-from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.engines.tensorflow.swap import GraphCopies
 from tensorferry.machine import Machine, TierSpeed
 from tensorferry.plan import Action, find_floor, make_plan
 from tensorferry.recipes.models.keras.fit import compile_model
@@ -90,10 +90,10 @@ def measure(num_blocks: int) -> Row:
     floor_nbytes = find_floor(recording.trace).nbytes
     plan, planning = _time(lambda: make_plan(recording.trace, floor_nbytes, _MACHINE))
     with closing(open_tier("shm")) as tier, closing(DeviceMemory(0)) as device:
-        crossings = Crossings(tier, device, _WATCHDOG_SECONDS)
-        with closing(crossings):
+        copies = GraphCopies(tier, device, _WATCHDOG_SECONDS)
+        with closing(copies):
             edit = Edit(function.graph)
-            _, editing = _time(lambda: carry_out(recording, plan.decisions, edit, crossings, gated_nbytes=_MIN_NBYTES))
+            _, editing = _time(lambda: carry_out(recording, plan.decisions, edit, copies, gated_nbytes=_MIN_NBYTES))
             _, making = _time(lambda: edit.make_function(function.function_type))
     num_moved = sum(decision.action is not Action.KEEP for decision in plan.decisions)
     return Row(num_ops, num_moved, read, planning, editing, making, process_time() - cpu)

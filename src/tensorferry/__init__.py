@@ -32,7 +32,7 @@ from tensorferry.errors import (
 )
 
 if TYPE_CHECKING:
-    from tensorferry import datasets
+    from tensorferry import datasets, estimators, feature_columns
     from tensorferry.engines import tensorflow
     from tensorferry.engines.capture import capture
     from tensorferry.engines.keras import LargeModel
@@ -82,6 +82,8 @@ __all__ = [
     "capture",
     "datasets",
     "estimate",
+    "estimators",
+    "feature_columns",
     "find_machine",
     "large_model",
     "list_machines",
@@ -104,6 +106,8 @@ _HOMES = {
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.capture",
     "datasets": "tensorferry",
+    "estimators": "tensorferry",
+    "feature_columns": "tensorferry",
     "estimate": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
@@ -115,7 +119,7 @@ _HOMES = {
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",
 }
-_MODULES = {"datasets", "tensorflow"}  # public names that are modules themselves
+_MODULES = {"datasets", "estimators", "feature_columns", "tensorflow"}  # public names that are modules themselves
 
 
 def __getattr__(name: str) -> Any:
@@ -125,11 +129,11 @@ def __getattr__(name: str) -> Any:
     try:
         value = import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
     except ModuleNotFoundError as error:
-        from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
+        from tensorferry.extras import MODULE_EXTRAS, missing_extra
 
-        if error.name not in FRAMEWORK_EXTRAS:
+        if error.name not in MODULE_EXTRAS:
             raise
-        raise missing_extra(name, error.name) from error
+        raise missing_extra(name, error.name, MODULE_EXTRAS[error.name]) from error
     globals()[name] = value
     return value
 

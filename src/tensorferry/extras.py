@@ -16,6 +16,7 @@ from types import ModuleType
 from tensorferry.errors import MissingExtra, NotSupported
 
 FRAMEWORK_EXTRAS = {"torch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}  # by the module that each brings
+MODULE_EXTRAS = FRAMEWORK_EXTRAS | {"sklearn": "estimators"}  # that a public name may need as soon as it is loaded
 TESTED_VERSIONS = {"torch": ("2.13",), "tensorflow": ("2.20", "2.21"), "keras": ("3.15",)}
 _NOT_IN_MODULE = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")  # Python 3.11 tells the name in the text alone
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tensorferry as ferry
-from tensorferry.engines.precision import choose
+from tensorferry.engines.core.precision import choose
 
 
 def _rates(**rates: float):

@@ -1,5 +1,6 @@
 """Traces of requests, as a collector gets them."""
 
+import http.client
 import http.server
 import json
 import sys
@@ -15,6 +16,7 @@ from asking import wait_until
 from models import save_scale, write_config
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from python_models import DOUBLE, save_python
 from running import RunningServer
 
 from tensorferry.cli import main
@@ -89,9 +91,10 @@ def traced(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     save_scale(root, "double", 2.0)
     save_scale(root, "triple", 3.0)
     write_config(root, "chain", ENSEMBLE)
+    save_python(root, "coded", DOUBLE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        server = RunningServer(root, "--otlp", collector.url)
+        server = RunningServer(root, "--trust", "--otlp", collector.url)
     server.wait_for("ready:")
     yield server
     assert server.stop() == 0
@@ -108,20 +111,23 @@ def make_input(triton: object) -> list[object]:
     return [tensor]
 
 
+@pytest.mark.parametrize("name", ["double", "coded"])
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_is_followed_from_its_header_to_the_model(traced: RunningServer, collector: Collector, protocol: str) -> None:
+def test_a_request_is_followed_from_its_header_to_the_model(
+    traced: RunningServer, collector: Collector, protocol: str, name: str
+) -> None:
     triton, address = (triton_http, traced.http) if protocol == "http" else (triton_grpc, traced.grpc)
-    trace_id = TRACE_ID[:-1] + ("1" if protocol == "http" else "2")
+    trace_id = TRACE_ID[:-2] + protocol[0].replace("h", "a").replace("g", "b") + name[0]
     with triton.InferenceServerClient(address) as client:
-        client.infer("double", make_input(triton), headers={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
+        client.infer(name, make_input(triton), headers={"traceparent": f"00-{trace_id}-{PARENT_ID}-01"})
     found = collector.wait_for(trace_id, 4)
-    assert sorted(found) == ["batch", "infer double", "model", "queue"]
-    [root], [queue], [batch], [model] = (found[name] for name in ("infer double", "queue", "batch", "model"))
+    assert sorted(found) == ["batch", f"infer {name}", "model", "queue"]
+    [root], [queue], [batch], [model] = (found[name] for name in (f"infer {name}", "queue", "batch", "model"))
     assert root.parent_span_id.hex() == PARENT_ID
     assert root.kind == Span.SPAN_KIND_SERVER
     assert queue.parent_span_id == batch.parent_span_id == root.span_id
     assert model.parent_span_id == batch.span_id
-    assert attributes(batch) == {"ferry.model.name": "double", "ferry.batch.requests": 1, "ferry.batch.rows": 1}
+    assert attributes(batch) == {"ferry.model.name": name, "ferry.batch.requests": 1, "ferry.batch.rows": 1}
     starts = [span.start_time_unix_nano for span in (root, queue, batch, model)]
     ends = [span.end_time_unix_nano for span in (queue, model, batch, root)]
     assert starts == sorted(starts)
@@ -154,6 +160,17 @@ def test_every_step_of_an_ensemble_and_every_fault_is_in_the_trace(traced: Runni
     [root] = collector.wait_for(TRACE_ID[:-1] + "c", 1)["infer nothing"]
     assert root.status.code == 2
     assert "unknown model" in root.status.message
+
+
+def test_generate_is_in_the_trace(traced: RunningServer, collector: Collector) -> None:
+    connection = http.client.HTTPConnection(traced.http)
+    header = {"traceparent": f"00-{TRACE_ID[:-1]}e-{PARENT_ID}-01"}
+    connection.request("POST", "/v2/models/double/generate", json.dumps({"x": [1, 2, 3, 4]}), header)
+    assert connection.getresponse().status == 200
+    connection.close()
+    found = collector.wait_for(TRACE_ID[:-1] + "e", 4)
+    assert sorted(found) == ["batch", "infer double", "model", "queue"]
+    assert found["infer double"][0].parent_span_id.hex() == PARENT_ID
 
 
 def test_what_the_client_does_not_sample_is_not_sent(traced: RunningServer, collector: Collector) -> None:

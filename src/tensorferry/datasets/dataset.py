@@ -83,11 +83,11 @@ class Dataset:
         """The inputs and the target as a `pandas.DataFrame`; pictures and volumes do not fit into one."""
         if large := [column.name for column in self.columns if column.shape]:
             raise BadData(f"{self.name}'s column {large[0]!r} holds arrays, which a table cannot; use .numpy() or .batches()")
-        return load_extra("pandas", "a dataset's frame", "datasets").DataFrame(dict(self._read_all()))
+        return load_extra("pandas", "a dataset's frame", "datasets").DataFrame(dict(self.read_all()))
 
     def numpy(self) -> Any:
         """Every row in memory: arrays by column, or (inputs, target) of a supervised set."""
-        return self.present(self._read_all())
+        return self.present(self.read_all())
 
     def batches(self, size: int, *, seed: int | None = None, epoch: int = 0, drop_last: bool = False) -> Iterator[Any]:
         """Batches of so many rows, read from disk as they are needed.
@@ -143,7 +143,8 @@ class Dataset:
         """As `batches`, always all columns by name."""
         return read_batches(self.rows, self.places, size, seed=seed, epoch=epoch, drop_last=drop_last)
 
-    def _read_all(self) -> Columns:
+    def read_all(self) -> Columns:
+        """Every row, by column."""
         batches = list(self.read(_WHOLE_BATCH_ROWS))
         return join(batches) if batches else {column.name: np.empty((0,), column.dtype) for column in self.columns}
 

@@ -147,7 +147,7 @@ class _Training(ABC):
 class _TensorFlowTraining(_Training):
     def __init__(self, model: Any, settings: dict[str, Any]) -> None:
         super().__init__(model)
-        from tensorferry.engines.tensorflow.large_function import LargeFunction, Settings
+        from tensorferry.engines.tensorflow.large_function import FunctionSettings, LargeFunction
 
         _check_strategy(model)
         if model.run_eagerly:
@@ -159,7 +159,7 @@ class _TensorFlowTraining(_Training):
         if not model.optimizer.built:
             with model.distribute_strategy.scope():
                 model.optimizer.build(model.trainable_variables)
-        self._step = LargeFunction(_one_step(model), Settings(**settings), notes)
+        self._step = LargeFunction(_one_step(model), FunctionSettings(**settings), notes)
 
     def run(self, iterator: Any) -> Any:
         logs = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tensorferry.engines.precision import Choice, choose
+from tensorferry.engines.core.precision import Choice, choose
 from tensorferry.errors import NotSupported
 
 _POLICIES = {"fp32": "float32", "fp16": "mixed_float16", "bf16": "mixed_bfloat16"}

@@ -20,7 +20,7 @@ from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording, record
-from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.engines.tensorflow.swap import GraphCopies
 from tensorferry.machine import Machine, TierSpeed
 from tensorferry.plan import Action, Decision
 from tensorferry.tiers import open_tier
@@ -217,7 +217,7 @@ class Bench:
             self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave, with_state=with_state
         )
         self.tier = open_tier("auto")
-        self.crossings = Crossings(self.tier, DeviceMemory(0), 30.0)
+        self.copies = GraphCopies(self.tier, DeviceMemory(0), 30.0)
         self.edit = Edit(self.concrete.graph)
 
     @cached_property
@@ -236,15 +236,13 @@ class Bench:
         watched: bool = False,
         room_nbytes: list[int] | None = None,
     ) -> Outcome:
-        stops = carry_out(
-            self.recording, decisions, self.edit, self.crossings, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes
-        )
+        gates = carry_out(self.recording, decisions, self.edit, self.copies, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes)
         function = self.edit.make_function(self.concrete.function_type)
 
         def step() -> Any:
-            self.crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=watched, states=stops.states)
+            self.copies.begin_step(gates, 2**40, recording=watched)
             logs = function(self.data)
-            self.diary = self.crossings.end_step()
+            self.log = self.copies.end_step()
             return logs
 
         try:
@@ -274,5 +272,5 @@ class Bench:
         return Decision(s, Action.KEEP, self.recording.trace.storages[s].nbytes)
 
     def close(self) -> None:
-        self.crossings.close()
+        self.copies.close()
         self.tier.close()

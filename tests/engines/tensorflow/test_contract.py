@@ -55,7 +55,7 @@ class OnTensorFlow(Training):
         bench, is_watched = self.bench, way is Way.EVERYTHING_LEAVES
         decisions = self._decide(way)
         outcome = bench.run(decisions, gated_nbytes=0, watched=True) if is_watched else bench.run(decisions)
-        lanes = Counter(copy.lane for copy in bench.diary.copies)
+        lanes = Counter(copy.lane for copy in bench.log.copies)
         if is_watched:
             assert lanes[Lane.OUT] == lanes[Lane.IN] == len(bench.recording.trace.movable)
         moved = {action: sum(d.nbytes for d in decisions if d.action is action) for action in Action}
@@ -112,13 +112,13 @@ def test_results_are_identical_under_a_tight_plan_for_a_slow_link(bench: Bench) 
 
 def test_units_that_add_little_share_a_gate_and_results_are_identical(bench: Bench) -> None:
     shared = bench.run(bench.swap_all(), gated_nbytes=bench.recording.trace.plain_peak_nbytes)
-    assert len(bench.diary.passed) < len(bench.recording.trace.ops)
+    assert len(bench.log.passed) < len(bench.recording.trace.ops)
     assert shared == bench.plain
 
 
 def test_without_sharing_every_unit_has_a_gate(bench: Bench) -> None:
     bench.run(bench.swap_all(), num_steps=1, gated_nbytes=0)
-    assert len(bench.diary.passed) == len(bench.recording.trace.ops)
+    assert len(bench.log.passed) == len(bench.recording.trace.ops)
 
 
 @pytest.mark.parametrize("share", [0.3, 2.0, 100.0], ids=["some room", "more", "room for everything"])
@@ -127,7 +127,7 @@ def test_results_are_identical_where_units_run_side_by_side(bench: Bench, share:
     room_nbytes = [int(share * trace.plain_peak_nbytes)] * len(trace.ops)
     decisions = bench.decide(lambda s: bench.swap(s) if s % 3 else bench.keep(s))
     together = bench.run(decisions, gated_nbytes=0, room_nbytes=room_nbytes)
-    assert len(bench.diary.passed) < len(trace.ops)  # a gate for a stretch, not for every unit
+    assert len(bench.log.passed) < len(trace.ops)  # a gate for a group, not for every unit
     assert together == bench.plain
 
 
@@ -139,7 +139,7 @@ def test_results_are_identical_when_the_optimizers_state_is_away_too(network: Ne
     ops = bench.recording.trace.ops
     assert ops[0].name == ops[-1].name == "what is there between steps"  # which a refusal may have to name
     swapped = bench.run(bench.swap_all(), gated_nbytes=0, watched=True)
-    assert {copy.storage for copy in bench.diary.copies} >= states.keys()
+    assert {copy.storage for copy in bench.log.copies} >= states.keys()
     plan = make_plan(bench.recording.trace, find_floor(bench.recording.trace).nbytes, MACHINE)
     planned = bench.run(plan.decisions)
     roomy = bench.run(plan.decisions, room_nbytes=[2**40] * len(bench.recording.trace.ops))

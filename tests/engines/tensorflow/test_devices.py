@@ -16,7 +16,7 @@ PROGRAM = """
     from tensorferry.engines.tensorflow.edit import Edit, same_rewrites
     from tensorferry.engines.tensorflow.planned import carry_out
     from tensorferry.engines.tensorflow.record import record
-    from tensorferry.engines.tensorflow.swap import Crossings
+    from tensorferry.engines.tensorflow.swap import GraphCopies
     from tensorferry.plan import Action, Decision
     from tensorferry.tiers import open_tier
 
@@ -38,23 +38,23 @@ PROGRAM = """
     recording = record(concrete.graph, min_nbytes=4096, machine=MACHINE)
     trace = recording.trace
     assert trace.movable
-    crossings, edit = Crossings(open_tier("auto"), DeviceMemory(0), 30.0), Edit(concrete.graph)
+    copies, edit = GraphCopies(open_tier("auto"), DeviceMemory(0), 30.0), Edit(concrete.graph)
     decisions = [Decision(s, Action.SWAP, trace.storages[s].nbytes, trace.storages[s].wanted_at) for s in trace.movable]
-    stops = carry_out(recording, decisions, edit, crossings, gated_nbytes=0)
+    gates = carry_out(recording, decisions, edit, copies, gated_nbytes=0)
     swapped = edit.make_function(concrete.function_type)
     context.context().enable_graph_collection()
     start = weight.numpy()
     with same_rewrites():
-        crossings.begin_step(stops.gates, stops.rooms, 2**40, recording=False)
+        copies.begin_step(gates, 2**40, recording=False)
         losses = [float(swapped(x))]
-        diary = crossings.end_step()
+        log = copies.end_step()
         graphs = [g for f in context.context().export_run_metadata().function_graphs for g in f.partition_graphs]
         moved = weight.numpy()
         weight.assign(start)
         losses.append(float(concrete(x)))
     assert losses[0] == losses[1]
     assert (moved == weight.numpy()).all()
-    assert len(diary.copies) == 2 * len(trace.movable)
+    assert len(log.copies) == 2 * len(trace.movable)
     nodes = {n.name: n for g in graphs for n in g.node}
     back = [n for n in nodes.values() if n.name.startswith("tensorferry/back") and n.op == "PlaceholderWithDefault"]
     assert len(back) == len(trace.movable), "a swap did not survive Grappler"

@@ -62,10 +62,10 @@ def test_the_modelled_memory_is_what_the_allocator_hands_out() -> None:
     ]
     bench.run(swap, num_steps=2, gated_nbytes=0, watched=True)
     tables = ferry.plan.schedule.make_tables(trace)
-    start = bench.diary.probes[0].left_nbytes
+    start = bench.log.probes[0].left_nbytes
     wrong = [
         abs(probe.left_nbytes - start - int(tables.lowest[i] - tables.demand_nbytes[i] - tables.start_nbytes))
-        for i, probe in bench.diary.probes.items()
+        for i, probe in bench.log.probes.items()
     ]
     bench.close()
     assert sorted(wrong)[len(wrong) // 2] < trace.plain_peak_nbytes / 50

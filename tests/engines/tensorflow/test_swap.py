@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tensorferry as ferry
 from tensorferry.engines.tensorflow.allocator import DeviceMemory
-from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.engines.tensorflow.swap import Gate, Gates, GraphCopies
 from tensorferry.tiers import Slot, open_tier
 from tensorferry.tiers.files import FileTier
 
@@ -31,36 +31,65 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     may_write.set()
 
 
-def _release_counted(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
+def _watch_slots(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Slot], list[Slot]]:
+    """The slots that are written from now on, and those that are released."""
+    written: list[Slot] = []
     released: list[Slot] = []
-    release = FileTier.release
+    write, release = FileTier.write, FileTier.release
 
-    def count(self: FileTier, slot: Slot) -> None:
+    def watch_write(self: FileTier, block: memoryview) -> Slot:
+        written.append(write(self, block))
+        return written[-1]
+
+    def watch_release(self: FileTier, slot: Slot) -> None:
         release(self, slot)
         released.append(slot)
 
-    monkeypatch.setattr(FileTier, "release", count)
-    return released
+    monkeypatch.setattr(FileTier, "write", watch_write)
+    monkeypatch.setattr(FileTier, "release", watch_release)
+    return written, released
 
 
+@pytest.mark.parametrize("states", [frozenset(), frozenset({0, 1})], ids=["activations", "and the optimizer's state"])
 def test_a_step_with_copies_that_hang_ends_and_leaves_no_slot_behind(
-    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+    hanging: threading.Event, monkeypatch: pytest.MonkeyPatch, states: frozenset[int]
 ) -> None:
-    released = _release_counted(monkeypatch)
+    written, released = _watch_slots(monkeypatch)
     tier = open_tier("auto")
-    crossings = Crossings(tier, DeviceMemory(0), 0.2)
-    crossings.begin_step({}, {}, 2**40, recording=False)
+    copies = GraphCopies(tier, DeviceMemory(0), 0.2)
+    copies.begin_step(Gates(states=states), 2**40, recording=False)
     for storage in range(3):
-        crossings.leave(storage, np.full(2**20, storage, np.uint8))
-    crossings.fetch(0, np.empty(2**20, np.uint8))
-    crossings.end_step()
-    assert isinstance(crossings.error, ferry.CopyStuck)
+        copies.swap_out(storage, np.full(2**20, storage, np.uint8))
+    copies.swap_in(0, np.empty(2**20, np.uint8))
+    copies.end_step()
+    assert isinstance(copies.error, ferry.CopyStuck)
     hanging.set()
-    crossings._out.shutdown(wait=True)
-    crossings._in.shutdown(wait=True)
-    assert len(released) == 3
-    assert len(set(map(id, released))) == 3  # each once
-    crossings.close()
+    for lane in copies._lanes.values():
+        lane.close()
+    assert len(written) > 0
+    assert sorted(map(id, released)) == sorted(map(id, written))  # each once
+    tier.close()
+
+
+def test_a_step_that_ends_well_leaves_no_slot_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    written, released = _watch_slots(monkeypatch)
+    tier = open_tier("auto")
+    copies = GraphCopies(tier, DeviceMemory(0), 30.0)
+    copies.begin_step(Gates({7: Gate(arrivals=(0, 1))}, states=frozenset({0})), 2**40, recording=False)
+    blocks = [np.empty(2**20, np.uint8) for _ in range(2)]
+    for storage in range(3):
+        copies.swap_out(storage, np.full(2**20, storage, np.uint8))
+    for storage, block in enumerate(blocks):
+        copies.swap_in(storage, block)
+    copies.pass_gate(7)
+    assert [int(block.max()) for block in blocks] == [0, 1]
+    assert len(released) == 1  # what is on the tier of a variable stays until the step has ended
+    log = copies.end_step()
+    assert copies.error is None
+    assert sorted(map(id, released)) == sorted(map(id, written))
+    assert len(written) == 3
+    assert len(log.copies) == 5
+    copies.close()
     tier.close()
 
 

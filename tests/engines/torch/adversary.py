@@ -19,8 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, block_bytes
-from tensorferry.engines.torch.opening import Opened
+from tensorferry.engines.core.copies import CopyIn, CopyOut
+from tensorferry.engines.torch.device import Device, block_bytes
+from tensorferry.engines.torch.open_device import OpenedDevice
 from tensorferry.machine import TierSpeed
 
 NAN_BYTE = 0xFF  # a float, half or bfloat16 of all ones is NaN
@@ -200,11 +201,13 @@ class AdversaryIn(CopyIn):
 
 
 def adversary_opener(adversary: Adversary) -> Any:
-    def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+    def open_device(
+        model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack
+    ) -> OpenedDevice:
         stack.callback(adversary.close)
         assert budget_nbytes is not None
         adversary.live.watch(t.untyped_storage() for t in (*model.parameters(), *model.buffers()))
         stack.enter_context(adversary.live)  # before the engine's own, so that it sees what ops make for the engine, too
-        return Opened(adversary, adversary, budget_nbytes)
+        return OpenedDevice(adversary, adversary, budget_nbytes)
 
     return open_device

@@ -19,7 +19,7 @@ from torch import nn
 
 import tensorferry as ferry
 from tensorferry.engines.torch import LargeModel
-from tensorferry.engines.torch.opening import Opened
+from tensorferry.engines.torch.open_device import OpenedDevice
 from tensorferry.errors import (
     BadBudget,
     BadModel,
@@ -210,9 +210,9 @@ class _Stuck(Adversary):
 
 
 def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module) -> None:
-    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+    def open_stuck(model: nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> OpenedDevice:
         stuck = _Stuck(seed=0)
-        return Opened(stuck, stuck, budget_nbytes or 0)
+        return OpenedDevice(stuck, stuck, budget_nbytes or 0)
 
     large = LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck)
     with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"), large:

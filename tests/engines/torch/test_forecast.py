@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tensorferry.engines.torch import LargeModel
 from tensorferry.engines.torch.forecast import Forecast, forecast
-from tensorferry.engines.torch.standing import find_optimizers
+from tensorferry.engines.torch.model_memory import find_optimizers
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.plan import find_floor
 from tensorferry.trace import Kind, Phase

@@ -41,18 +41,18 @@ PROGRAM = """
     moved = report.moved
     print(json.dumps({"losses": losses, "peak": highest - before, "swapped": moved.swapped_nbytes + moved.recomputed_nbytes,
                       "planned": report.plan.peak_nbytes, "floor": report.plan.floor_nbytes,
-                      "floor_with_freed": find_floor(big._course.schedule.trace).nbytes}))
+                      "floor_with_freed": find_floor(big._history.schedule.trace).nbytes}))
 """
 
 CHANGE_OF_MIND = """
-    from tensorferry.engines.torch import course
+    from tensorferry.engines.torch import history
 
-    def plan(self, *args, may_reuse, make_plan=course.Course.make_plan, **kwargs):
+    def plan(self, *args, may_reuse, make_plan=history.OpHistory.make_plan, **kwargs):
         make_plan(self, *args, may_reuse=self.num_plans < 2, **kwargs)
         assert self.schedule.reuses_freed == (self.num_plans <= 2)
 
-    course._LOOSE_COST_SHARE = 1e9  # freed memory is kept where it can be, whatever that costs
-    course.Course.make_plan = plan
+    history._LOOSE_COST_SHARE = 1e9  # freed memory is kept where it can be, whatever that costs
+    history.OpHistory.make_plan = plan
 """
 
 
@@ -168,14 +168,14 @@ def test_a_budget_holds_where_tensors_are_made_again_beside_freed_memory_that_is
         import json, sys
         import torch
         import tensorferry as ferry
-        from tensorferry.engines.torch import course
+        from tensorferry.engines.torch import history
         from tensorferry.machine import TierSpeed
         from tensorferry.recipes.models.gpt import GPT, compute_loss, make_batch
         from tensorferry.tiers.files import FileTier
 
         # beside so slow a tier the planner recomputes, however slow ops are here, and keeps freed memory where it fits
         FileTier.speed = lambda self: TierSpeed("disk", 1e6, 1e6)
-        course._LOOSE_COST_SHARE = 1e9
+        history._LOOSE_COST_SHARE = 1e9
         torch.set_num_threads(2)
         torch.manual_seed(0)
         model = GPT(num_layers=6, width=256)

@@ -36,7 +36,7 @@ MODELS = ["double", "sum", "versions", "broken"]
 
 # what unloads the models of other tests, and what says 501, are left out
 @SCHEMA.exclude(path_regex="cudasharedmemory/region/.*/register$|/unload$").parametrize()
-@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_server_does_what_the_document_says(server: RunningServer, case: Case) -> None:
     if "model" in (case.path_parameters or {}) and case.meta is not None and random.Random(repr(case.body)).random() < 0.7:
         case.path_parameters["model"] = random.Random(repr(case.body)).choice(MODELS)  # most names that are made up are none

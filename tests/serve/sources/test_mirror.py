@@ -143,6 +143,29 @@ def test_a_source_that_cannot_be_used_is_one_line(
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "http://127.0.0.1:9 does not answer"),
+        (
+            {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9"},
+            "no credentials are in the environment",
+        ),
+    ],
+    ids=["store", "credentials"],
+)
+def test_what_is_missing_is_said(
+    bucket: tuple[ObjectServer, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
+    for name, value in variables.items():
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name)
+    with pytest.raises(SourceFailed, match=f"cannot list s3://bucket/models: {reason}"):
+        open_at("models", tmp_path)
+
+
 def test_models_beyond_the_size_are_not_taken_and_the_others_are(bucket: tuple[ObjectServer, str], tmp_path: Path) -> None:
     s3, prefix = bucket
     s3.put(f"{prefix}/small/1/model.onnx", b"x" * 10)

@@ -103,7 +103,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """A graph's units in order; `roots` follows views to the tensor whose buffer they share."""
 
     graph: Any
@@ -117,7 +117,7 @@ class Layout:
         return self.roots.get(tensor.name, tensor)
 
 
-def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
+def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> GraphLayout:
     """The units of a traced graph that touch a tensor of at least `tracked_nbytes`.
 
     `framed`: the first and the last unit do nothing. What is held by the one and by the other is held between steps.
@@ -135,7 +135,7 @@ def lay_out(graph: Any, tracked_nbytes: int, *, framed: bool = False) -> Layout:
         units = [Unit([begin], Phase.OPTIMIZER), *units, Unit([end], Phase.OPTIMIZER)]
     for position, unit in enumerate(units):
         unit.position = position
-    return Layout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
+    return GraphLayout(graph, units, unit_of, roots, [op for op in ops if op.type in NESTED])
 
 
 def _untie(graph: Any) -> None:

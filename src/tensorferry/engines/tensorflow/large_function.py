@@ -1,6 +1,6 @@
 """Run a training step inside a budget: `large_function`.
 
-The step is traced once for every kind of input (shapes and types), edited to follow a plan, and run. See `course` for how a
+The step is traced once for every kind of input (shapes and types), edited to follow a plan, and run. See `history` for how a
 plan comes about and `planned` for how the graph follows it.
 """
 
@@ -15,18 +15,19 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
+from tensorferry.engines.core.history import StepKinds, make_report
 from tensorferry.engines.tensorflow.allocator import DeviceMemory
-from tensorferry.engines.tensorflow.course import Course
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
+from tensorferry.engines.tensorflow.history import GraphHistory
 from tensorferry.engines.tensorflow.notes import notes_on
 from tensorferry.engines.tensorflow.record import Recording, record
-from tensorferry.engines.tensorflow.swap import Crossings
+from tensorferry.engines.tensorflow.swap import GraphCopies
 from tensorferry.errors import BudgetTooSmall, NotSupported
 from tensorferry.machine import Machine, free_memory_nbytes
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import Floor, too_small
-from tensorferry.report import Counters, Report
+from tensorferry.report import Report
 from tensorferry.tiers import open_tier, this_machine
 from tensorferry.trace import Op, Trace
 from tensorferry.units import parse_bytes
@@ -41,11 +42,11 @@ _OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, wh
 # of a cap on the process, for oneDNN: the largest op's scratch, and what its other kernels keep for every thread that made them
 _SCRATCH_FACTOR = 1.5
 _UNKNOWN_NBYTES = 32 * 2**20  # of a cap on the process, for what nobody foresees: the heap's slack, stacks
-_MAX_COURSES = 8  # kinds of step remembered
+_MAX_KINDS = 8  # kinds of step remembered
 
 
 @dataclass(frozen=True)
-class Settings:
+class FunctionSettings:
     """What a user may choose."""
 
     budget: str | int = "auto"
@@ -69,18 +70,18 @@ def large_function(function: Callable[..., Any], budget: str | int = "auto", **s
             loss = step(x, y)
         print(step.report())
     """
-    return LargeFunction(function, Settings(budget, **settings))
+    return LargeFunction(function, FunctionSettings(budget, **settings))
 
 
 class LargeFunction:
     """What `large_function` returns."""
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, notes: Sequence[str] = ()) -> None:
+    def __init__(self, function: Callable[..., Any], settings: FunctionSettings, notes: Sequence[str] = ()) -> None:
         self._function = _as_tf_function(function)
         self._settings = settings
         self._notes = list(notes)
-        self._courses: dict[Any, Course] = {}
-        self._last: Course | None = None
+        self._kinds: StepKinds[GraphHistory] = StepKinds(_MAX_KINDS)
+        self._last: GraphHistory | None = None
         self._num_steps = 0
         self._outside_nbytes = 0
         self._highest_nbytes = 0
@@ -89,8 +90,8 @@ class LargeFunction:
             stack.callback(self._device.close)
             self._tier = open_tier(settings.tier)
             stack.callback(self._tier.close)
-            self._crossings = Crossings(self._tier, self._device, settings.watchdog_seconds)
-            stack.callback(self._crossings.close)
+            self._copies = GraphCopies(self._tier, self._device, settings.watchdog_seconds)
+            stack.callback(self._copies.close)
             self.budget_nbytes = (
                 int(free_memory_nbytes() * AUTO_SHARE) if settings.budget == "auto" else parse_bytes(settings.budget)
             )
@@ -100,23 +101,23 @@ class LargeFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step."""
         args, kwargs = self._with_defaults(args, kwargs)
-        course = self._find_course(args, kwargs)
-        if course.wants_plan:
-            self._plan(course)
+        history = self._find_history(args, kwargs)
+        if history.wants_plan:
+            self._plan(history)
         self._device.begin_step()
-        course.begin_step()
+        history.begin_step()
         try:
             with same_rewrites():
-                result = course.function(*args, **kwargs)
+                result = history.function(*args, **kwargs)
         except Exception as error:
             try:
-                course.give_back_states()
+                history.recover_states()
             finally:
-                self._crossings.end_step()
-            if self._crossings.error is not None:
-                raise self._crossings.error from error
+                self._copies.end_step()
+            if self._copies.error is not None:
+                raise self._copies.error from error
             raise
-        self._end_step(course)
+        self._end_step(history)
         return result
 
     def close(self) -> None:
@@ -132,71 +133,66 @@ class LargeFunction:
         bound.apply_defaults()
         return tf.nest.map_structure(_as_tensor, (bound.args, bound.kwargs))
 
-    def _find_course(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
+    def _find_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphHistory:
         kind = _kind_of((args, kwargs))
-        course = self._courses.pop(kind, None)
-        if course is None:
-            course = self._trace(args, kwargs)
-        self._courses[kind] = self._last = course
-        if len(self._courses) > _MAX_COURSES:
-            del self._courses[next(iter(self._courses))]  # the one not used for longest
-        return course
+        self._last = self._kinds.find(kind) or self._kinds.add(kind, self._trace(args, kwargs))
+        return self._last
 
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Course:
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphHistory:
         settings = self._settings
         # a trace of its own: its graph will be edited, and a function gives the same graph to all who ask
         function = self._function._clone(self._function.python_function)
         concrete = function.get_concrete_function(*args, **kwargs)
         graph = concrete.graph
         recording = self._record(graph)
-        if not self._courses:
+        if not self._kinds:
             there_nbytes = sum(map(tensor_nbytes, (*graph.variables, *(t for t in graph.inputs if t.dtype != tf.resource))))
             self._device.include(max(0, there_nbytes - self._device.allocated_nbytes()))
         for note in notes_on(recording):
             self._note(note)
-        return Course(recording, concrete.function_type, self._crossings, settings.min_nbytes)
+        return GraphHistory(recording, concrete.function_type, self._copies, settings.min_nbytes)
 
     def _record(self, graph: Any, *, with_state: bool = False) -> Recording:
         settings = self._settings
         return record(graph, min_nbytes=settings.min_nbytes, machine=this_machine(), leave=settings.leave, with_state=with_state)
 
-    def _plan(self, course: Course) -> None:
+    def _plan(self, history: GraphHistory) -> None:
         self._device.trim()
         held_nbytes = self._device.allocated_nbytes()
-        if not course.recorded:
+        if history.wants_record:
             # before its first run a function is neither optimised nor are its kernels made
-            expected_nbytes = len(course.recording.layout.graph.get_operations()) * _OP_NBYTES
+            expected_nbytes = len(history.recording.layout.graph.get_operations()) * _OP_NBYTES
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
-            self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * course.scratch_nbytes) + _UNKNOWN_NBYTES)
-        trace = course.with_overhead(held_nbytes + self._outside_nbytes)
+            self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * history.scratch_nbytes) + _UNKNOWN_NBYTES)
+        trace = history.with_overhead(held_nbytes + self._outside_nbytes)
         floor = find_floor(trace)
-        if not course.recorded and self._warm_floor(trace).nbytes > self._limit_nbytes:
+        if history.wants_record and self._warm_floor(trace).nbytes > self._limit_nbytes:
             # the last resort, as between steps all of it has to be back; later it would take one function more, and its memory
-            course.recording = self._record(course.recording.layout.graph, with_state=True)
-            trace = course.with_overhead(held_nbytes + self._outside_nbytes)
+            history.recording = self._record(history.recording.layout.graph, with_state=True)
+            trace = history.with_overhead(held_nbytes + self._outside_nbytes)
             floor = find_floor(trace)
         if floor.nbytes > self._limit_nbytes:
-            if course.plan is not None:
-                course.wants_plan = False  # what was learnt since is no reason to end a training that runs
+            if history.plan is not None:
+                history.keep_plan()  # what was learnt since is no reason to end a training that runs
                 return
-            if not course.recorded:
+            if history.wants_record:
                 raise self._too_small(trace, self._warm_floor(trace))
             self._check_recorded(trace, floor)
         if trace.plain_peak_nbytes > self._limit_nbytes:
             self._device.save_memory(self._limit_nbytes, self.budget_nbytes)
-        if not course.recorded:
-            self._prepare_record(course, floor, held_nbytes)
+        if history.wants_record:
+            self._prepare_record(history, floor, held_nbytes)
             return
         machine = Machine("this machine", memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        course.make_plan(
+        history.make_plan(
             max(self._limit_nbytes, floor.nbytes),
             machine,
             outside_nbytes=self._outside_nbytes,
             recompute=self._settings.recompute,
             fetch_ahead=self._settings.fetch_ahead,
         )
-        assert course.plan is not None
-        self._tier.check_room(course.plan.nbytes(Action.SWAP))
+        assert history.plan is not None
+        self._tier.check_room(history.plan.nbytes(Action.SWAP))
 
     def _check_recorded(self, trace: Trace, floor: Floor) -> None:
         """Refuse to go on after a first step that was above the budget, or that a hard cap may not let run again.
@@ -207,33 +203,33 @@ class LargeFunction:
         if highest_nbytes > self.budget_nbytes or self._device.room() is not None:
             raise self._too_small(trace, replace(floor, nbytes=max(floor.nbytes, highest_nbytes)))
 
-    def _prepare_record(self, course: Course, floor: Floor, held_nbytes: int) -> None:
-        trace = course.trace
+    def _prepare_record(self, history: GraphHistory, floor: Floor, held_nbytes: int) -> None:
+        trace = history.trace
         self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
         self._device.reserve(
             min(self._limit_nbytes, trace.plain_peak_nbytes) - self._outside_nbytes - held_nbytes,
-            self.budget_nbytes - self._outside_nbytes - course.scratch_nbytes,
+            self.budget_nbytes - self._outside_nbytes - history.scratch_nbytes,
         )
         if floor.nbytes > self._limit_nbytes:  # under a cap the allocator may have got less than hoped for
             raise self._too_small(trace, self._warm_floor(trace))
-        course.prepare_record()
-        course.wants_plan = False
+        history.prepare_record()
+        history.keep_plan()
 
-    def _end_step(self, course: Course) -> None:
-        diary = self._crossings.end_step()
-        if self._crossings.error is not None:
-            raise self._crossings.error
+    def _end_step(self, history: GraphHistory) -> None:
+        log = self._copies.end_step()
+        if self._copies.error is not None:
+            raise self._copies.error
         self._num_steps += 1
-        self._device.tidy(course.assigned)
-        if not course.recorded:
+        self._device.tidy(history.assigned)
+        if history.wants_record:
             known_nbytes = self._outside_nbytes if self._num_steps > 1 else 0  # before the first step it was a guess
-            self._outside_nbytes = max(known_nbytes, diary.outside_nbytes)
-            course.end_record(diary, with_scratch=not self._device.is_bounded)
+            self._outside_nbytes = max(known_nbytes, log.outside_nbytes)
+            history.end_recording(log, with_scratch=not self._device.is_bounded)
             return
         peaks = self._device.peaks()
         peak_nbytes = peaks.allocated_nbytes + self._outside_nbytes if self._device.is_bounded else peaks.resident_nbytes
-        timeline = course.timeline(diary, self._outside_nbytes, peak_nbytes)
-        course.end_planned(diary, timeline, peak_nbytes - self._limit_nbytes)
+        timeline = history.timeline(log, self._outside_nbytes, peak_nbytes)
+        history.end_step(log, timeline, peak_nbytes - self._limit_nbytes)
 
     def _warm_floor(self, trace: Trace) -> Floor:
         """What the floor may turn out to be when a step has run, from a trace of which nothing has been measured."""
@@ -268,22 +264,15 @@ class LargeFunction:
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
-        planned = [course for course in self._courses.values() if course.plan is not None]
-        course = planned[-1] if planned else self._last
-        median = course.median_step() if course else None
-        return Report(
-            plan=course.plan if course else None,
-            trace=course.trace if course else None,
-            predicted=course.predicted if course else None,
-            measured=median[0] if median else None,
+        return make_report(
+            self._kinds.last_planned or self._last,
             budget_nbytes=self.budget_nbytes,
-            measured_peak_nbytes=self.peak_nbytes,
+            peak_nbytes=self.peak_nbytes,
             process_peak_nbytes=self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
-            num_plans=sum(c.num_plans for c in self._courses.values()),
+            num_plans=self._kinds.num_plans,
             tier=self._tier.describe,
-            moved=median[1] if median else Counters(),
-            notes=tuple(self._notes),
+            notes=self._notes,
         )
 
     def _note(self, text: str) -> None:

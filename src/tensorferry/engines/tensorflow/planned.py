@@ -5,10 +5,10 @@
                         └────────────────────── a ───────────────────────┘
 
     swapped        [  conv a  ]──▶ gate ──▶[  relu  ]   ...          gate ──▶[ gradient of a ]
-                        └▶ leave                        room ─▶ empty ─▶ fetch ─▶ gate (waits)
+                        └▶ swap out                     room ─▶ empty ─▶ swap in ─▶ gate (waits)
                                                                  └───────── a again ─────────┘
 
-Units run in the plan's order, one after another or, where there is room for it, several of a stretch at once (see `stretches`): a
+Units run in the plan's order, one after another or, where there is room for it, several of a group at once (see `gates`): a
 control edge holds the next one back where data does not, and a gate where it allocates much or reads what was away. A gate is a
 node that waits; see `swap`. Recomputed storages are clones of the ops that made them, behind the gate of the unit that wants
 them. A pooling op whose output may leave runs again right before its gradient, which has to read the output of such an op and of
@@ -18,57 +18,48 @@ nothing else.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.edit import Edit
+from tensorferry.engines.tensorflow.gates import Demand, UnitGroup, find_gates, group_units
 from tensorferry.engines.tensorflow.graph import SCOPE, SHAPE_READERS, Unit, pooling_gradient
 from tensorferry.engines.tensorflow.record import Recording, sums_in_any_order
-from tensorferry.engines.tensorflow.stretches import Demand, Stretch, find_gates, find_stretches
-from tensorferry.engines.tensorflow.swap import Crossings, Stop
+from tensorferry.engines.tensorflow.swap import Gate, Gates, GraphCopies
 from tensorferry.plan import Action, Decision
 from tensorferry.plan.schedule import Tables, find_due, make_op_schedule, make_tables
 
 _HOST = "/device:CPU:0"
 
 
-@dataclass(frozen=True)
-class Stops:
-    """What the nodes in the graph need to know while they run."""
-
-    gates: dict[int, Stop]
-    rooms: dict[int, tuple[int, ...]]  # bytes of what is fetched right before a gate that waits for it
-    states: frozenset[int] = frozenset()  # storages of variables: all that is left of them may be on the tier
-
-
 def carry_out(
     recording: Recording,
     decisions: Iterable[Decision],
     edit: Edit,
-    crossings: Crossings,
+    copies: GraphCopies,
     *,
     gated_nbytes: int,
     room_nbytes: Sequence[int] | None = None,
-) -> Stops:
+) -> Gates:
     """Edit the graph so that it follows these decisions.
 
     Units that together add less than `gated_nbytes` share a gate; with 0 each has its own, to see what it does. `room_nbytes`, by
     position, is what nothing holds before a unit; without it all run one after another.
     """
-    return _Plan(recording, list(decisions), edit, crossings).carry_out(gated_nbytes, room_nbytes)
+    return _Plan(recording, list(decisions), edit, copies).carry_out(gated_nbytes, room_nbytes)
 
 
 class _Plan:
-    def __init__(self, recording: Recording, decisions: list[Decision], edit: Edit, crossings: Crossings) -> None:
+    def __init__(self, recording: Recording, decisions: list[Decision], edit: Edit, copies: GraphCopies) -> None:
         self.recording = recording
         self.layout = recording.layout
         self.units = list(recording.layout.units)
         self.states = recording.states
         self.edit = edit
-        self.crossings = crossings
+        self.copies = copies
         self.tables: Tables = make_tables(recording.trace)
         moved = [d for d in decisions if d.action is not Action.KEEP]
         self.decisions = {d.storage: d for d in moved}
@@ -76,41 +67,41 @@ class _Plan:
         self.due = find_due(self.tables.gaps, moved)
         self.storage_of = {t.name: s for s, t in enumerate(recording.tensors) if t is not None}
         self.again: dict[int, tf.Tensor] = {}  # by storage: the tensor that stands for it after its gap
-        self.fetches: dict[int, Any] = {}  # by storage: the node that starts its copy in
+        self.swap_ins: dict[int, Any] = {}  # by storage: the node that starts its copy in
         self.late: defaultdict[int, list[tuple[Any, int]]] = defaultdict(list)  # by storage: who reads it after its gap
 
-    def carry_out(self, gated_nbytes: int, room_nbytes: Sequence[int] | None) -> Stops:
+    def carry_out(self, gated_nbytes: int, room_nbytes: Sequence[int] | None) -> Gates:
         for s in self.tables.gaps:  # whether they leave or not: a plan is made for one way of doing it
             self._pool_again(self.recording.tensors[s])
         self._find_late_readers()
-        leaving = {s: self._add_leave(s) for s, d in self.decisions.items() if d.action is Action.SWAP}
-        fetch_at: defaultdict[int, list[int]] = defaultdict(list)
+        swap_outs = {s: self._add_swap_out(s) for s, d in self.decisions.items() if d.action is Action.SWAP}
+        swap_in_at: defaultdict[int, list[int]] = defaultdict(list)
         for s, decision in self.decisions.items():
             if decision.action is Action.SWAP:
-                fetch_at[self._fetch_position(decision)].append(s)
-        gates: dict[int, Stop] = {}
+                swap_in_at[self._swap_in_position(decision)].append(s)
+        gates: dict[int, Gate] = {}
         rooms: dict[int, tuple[int, ...]] = {}
-        stretches, demands = self._divide(gated_nbytes, room_nbytes, fetch_at)
-        leave_at: defaultdict[int, list[Any]] = defaultdict(list)
-        for s, node in leaving.items():
-            leave_at[self.tables.gaps[s].saved_at].append(node)
-        before: list[Any] = []  # what must have ended before the next stretch
-        for stretch in stretches:
-            i = stretch.start
-            # leaving only takes a note, but on a single thread it would otherwise wait for its turn
-            before += leave_at.pop(i, ())
-            now = [s for s in fetch_at.get(i, ()) if self.due[s] == i]
-            early = [s for s in fetch_at.get(i, ()) if self.due[s] > i]
+        groups, demands = self._divide(gated_nbytes, room_nbytes, swap_in_at)
+        swap_out_at: defaultdict[int, list[Any]] = defaultdict(list)
+        for s, node in swap_outs.items():
+            swap_out_at[self.tables.gaps[s].saved_at].append(node)
+        before: list[Any] = []  # what must have ended before the next group
+        for group in groups:
+            i = group.start
+            # starting a copy out only takes a note, but on a single thread it would otherwise wait for its turn
+            before += swap_out_at.pop(i, ())
+            now = [s for s in swap_in_at.get(i, ()) if self.due[s] == i]
+            early = [s for s in swap_in_at.get(i, ()) if self.due[s] > i]
             if now:
                 rooms[i] = tuple(self.tables.gaps[s].nbytes for s in now)
-                self._add_fetches(now, [self._add_room(i, before)], leaving)
+                self._add_swap_ins(now, [self._add_room(i, before)], swap_outs)
             if i in demands:
                 arrivals = tuple(self.schedule.wanted.get(i, ()))
-                fetched = [self.tables.gaps[s].nbytes for s in early]
-                gates[i] = Stop(arrivals, demands[i].nbytes + sum(fetched), (*fetched, *demands[i].blocks))
-                before = [self._add_gate(i, [*before, *(self.fetches[s] for s in arrivals)])]
-                self._add_fetches(early, before, leaving)
-                before += [self.fetches[s] for s in early]
+                swapped_in = [self.tables.gaps[s].nbytes for s in early]
+                gates[i] = Gate(arrivals, demands[i].nbytes + sum(swapped_in), (*swapped_in, *demands[i].blocks))
+                before = [self._add_gate(i, [*before, *(self.swap_ins[s] for s in arrivals)])]
+                self._add_swap_ins(early, before, swap_outs)
+                before += [self.swap_ins[s] for s in early]
                 for s in arrivals:
                     if s in self.states:
                         before.append(self._give_back(s, before[:1]))
@@ -118,37 +109,37 @@ class _Plan:
                         self._send_back(s, before)
             for s in self.schedule.recompute.get(i, ()):
                 before = [*before, *self._add_replay(s, before)]
-            before = self._run_stretch(stretch, before, leave_at)
-        return Stops(gates, rooms, frozenset(leaving) & frozenset(self.states))
+            before = self._run_group(group, before, swap_out_at)
+        return Gates(gates, rooms, frozenset(swap_outs) & frozenset(self.states))
 
     def _divide(
-        self, gated_nbytes: int, room_nbytes: Sequence[int] | None, fetch_at: dict[int, list[int]]
-    ) -> tuple[list[Stretch], dict[int, Demand]]:
-        """All units in stretches, and where gates stand."""
-        starts = {0, *fetch_at, *self.schedule.wanted, *self.schedule.recompute}
+        self, gated_nbytes: int, room_nbytes: Sequence[int] | None, swap_in_at: dict[int, list[int]]
+    ) -> tuple[list[UnitGroup], dict[int, Demand]]:
+        """All units in groups, and where gates stand."""
+        starts = {0, *swap_in_at, *self.schedule.wanted, *self.schedule.recompute}
         if room_nbytes is None:
-            stretches = [Stretch(i, i + 1) for i in range(len(self.units))]
+            groups = [UnitGroup(i, i + 1) for i in range(len(self.units))]
         else:
             alone = {unit.position for unit in self.units if sums_in_any_order(unit)}
-            stretches = find_stretches(self.tables, room_nbytes, starts, alone)
-        return stretches, find_gates(self.tables, self.schedule, stretches, starts, gated_nbytes)
+            groups = group_units(self.tables, room_nbytes, starts, alone)
+        return groups, find_gates(self.tables, self.schedule, groups, starts, gated_nbytes)
 
-    def _run_stretch(self, stretch: Stretch, before: list[Any], leave_at: dict[int, list[Any]]) -> list[Any]:
-        """Let the units of a stretch start after these ops; what has to end before the next stretch."""
+    def _run_group(self, group: UnitGroup, before: list[Any], swap_out_at: dict[int, list[Any]]) -> list[Any]:
+        """Let the units of a group start after these ops; what has to end before the next group."""
         ends = []
-        for unit in self.units[stretch.start : stretch.stop]:
-            waits = [] if self._waits_inside(unit, stretch) else before
-            self._hold_back(unit, [*waits, *leave_at.get(unit.position, ())])
+        for unit in self.units[group.start : group.stop]:
+            waits = [] if self._waits_inside(unit, group) else before
+            self._hold_back(unit, [*waits, *swap_out_at.get(unit.position, ())])
             ends += self._ends(unit)
         return ends
 
-    def _waits_inside(self, unit: Unit, stretch: Stretch) -> bool:
-        """Whether all of a unit waits for inputs that its own stretch makes."""
-        inside = range(stretch.start, unit.position)
+    def _waits_inside(self, unit: Unit, group: UnitGroup) -> bool:
+        """Whether all of a unit waits for inputs that its own group makes."""
+        inside = range(group.start, unit.position)
         sources = ((self.layout.unit_of.get(self.layout.root(t).op) for t in op.inputs) for op in unit.entries())
         return all(any(source is not None and source.position in inside for source in each) for each in sources)
 
-    def _fetch_position(self, decision: Decision) -> int:
+    def _swap_in_position(self, decision: Decision) -> int:
         gap = self.tables.gaps[decision.storage]
         due = self.due[decision.storage]
         return due if decision.swap_in_at is None else max(gap.leaves_at, min(decision.swap_in_at, due))
@@ -166,15 +157,15 @@ class _Plan:
 
     # nodes
 
-    def _add_leave(self, s: int) -> Any:
+    def _add_swap_out(self, s: int) -> Any:
         state = self.states.get(s)
         if state is None:
-            tensor, leave = self.recording.tensors[s], partial(self.crossings.leave, s)
+            tensor, swap_out = self.recording.tensors[s], partial(self.copies.swap_out, s)
         else:
-            leave = partial(self.crossings.leave_empty, s, state.variable)
+            swap_out = partial(self.copies.swap_out_variable, s, state.variable)
             with self._adding("state", state.readers if state.is_updated else ()):
                 tensor = tf.raw_ops.ReadVariableOp(resource=state.handle, dtype=state.variable.dtype)
-        return self._add_call("leave", leave, [tensor])
+        return self._add_call("swap_out", swap_out, [tensor])
 
     def _give_back(self, s: int, after: list[Any]) -> Any:
         """Let a variable hold again what has arrived."""
@@ -187,14 +178,14 @@ class _Plan:
         return given
 
     def _add_room(self, i: int, after: list[Any]) -> Any:
-        return self._add_call("room", partial(self.crossings.clear_room, i), after=after)
+        return self._add_call("room", partial(self.copies.make_room, i), after=after)
 
-    def _add_fetches(self, storages: list[int], after: list[Any], leaving: dict[int, Any]) -> None:
+    def _add_swap_ins(self, storages: list[int], after: list[Any], swap_outs: dict[int, Any]) -> None:
         for s in sorted(storages, key=self.due.__getitem__):
             form = self.states[s].variable if s in self.states else self.recording.tensors[s]
-            with self._adding("fetch", [*after, leaving[s]]):
+            with self._adding("swap_in", [*after, swap_outs[s]]):
                 empty = tf.raw_ops.Empty(shape=form.shape.as_list(), dtype=form.dtype, init=False)
-            self.fetches[s] = self._add_call("fetch", partial(self.crossings.fetch, s), [empty])
+            self.swap_ins[s] = self._add_call("swap_in", partial(self.copies.swap_in, s), [empty])
             if s in self.states or self._is_elsewhere(s):
                 self.again[s] = empty
             else:
@@ -229,7 +220,7 @@ class _Plan:
         return self.edit.call(f"{SCOPE}/{kind}", function, inputs, after, _HOST)
 
     def _add_gate(self, i: int, after: list[Any]) -> Any:
-        return self._add_call("gate", partial(self.crossings.open_gate, i), after=after)
+        return self._add_call("gate", partial(self.copies.pass_gate, i), after=after)
 
     def _add_replay(self, s: int, before: list[Any]) -> list[Any]:
         """Run the ops again that made storage `s`; the last of them is what has to end."""

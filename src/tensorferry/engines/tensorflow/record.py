@@ -17,7 +17,7 @@ from tensorferry.engines.tensorflow.graph import (
     NESTED,
     SHAPE_READERS,
     VIEWS,
-    Layout,
+    GraphLayout,
     Unit,
     find_variables,
     is_on_host,
@@ -46,7 +46,7 @@ _PRECISIONS = {tf.bfloat16: "bf16", tf.float16: "fp16"}
 
 
 @dataclass(frozen=True)
-class State:
+class VariableState:
     """A variable of the optimizer, which nothing but the update of the weights needs: before and after it may be elsewhere."""
 
     variable: Any
@@ -59,10 +59,10 @@ class State:
 class Recording:
     """A trace, and which tensors its storages are."""
 
-    layout: Layout
+    layout: GraphLayout
     trace: Trace
     tensors: list[Any]  # by storage: the tensor that holds it, or None for a variable
-    states: dict[int, State]  # by storage: variables that may move
+    states: dict[int, VariableState]  # by storage: variables that may move
     unknown: list[Any] = field(repr=False)  # ops with an output whose size the graph does not tell
 
     def with_measures(self, seconds: Sequence[float], workspace_nbytes: Sequence[int]) -> "Recording":
@@ -84,7 +84,7 @@ class _Life:
     writers: list[int] = field(default_factory=list)
     uses: list[int] = field(default_factory=list)
     lasting: bool = False  # outlives the step
-    state: State | None = None
+    state: VariableState | None = None
 
 
 def record(
@@ -121,7 +121,7 @@ def _is_unknown(tensor: tf.Tensor) -> bool:
 class _Walk:
     """Finds every storage's life, unit by unit."""
 
-    def __init__(self, layout: Layout, tracked_nbytes: int, optimizer_names: frozenset[str]) -> None:
+    def __init__(self, layout: GraphLayout, tracked_nbytes: int, optimizer_names: frozenset[str]) -> None:
         self.layout = layout
         self.tracked_nbytes = tracked_nbytes
         self.lives: list[_Life] = []
@@ -193,8 +193,8 @@ class _Walk:
                 continue
             last = units[life.uses[-1]]
             updated = replace(life, writers=[last.position], uses=[units[-1].position])
-            updated.state = State(variable, handle, readers, is_updated=True)
-            life.state, life.lasting = State(variable, handle, readers, is_updated=False), False
+            updated.state = VariableState(variable, handle, readers, is_updated=True)
+            life.state, life.lasting = VariableState(variable, handle, readers, is_updated=False), False
             life.uses.insert(0, 0)
             self.reads[units[0]].append(s)
             self.makes[last].append(len(self.lives))
@@ -247,7 +247,7 @@ class _Walk:
         return 0
 
 
-def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout) -> Storage:
+def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: GraphLayout) -> Storage:
     last = max((*life.uses, *life.writers), default=0)
     storage = Storage(
         nbytes=life.nbytes,
@@ -274,7 +274,7 @@ def _storage(life: _Life, min_nbytes: int, leave: Sequence[str], layout: Layout)
     return replace(storage, saved_at=moments[0] + 1, idle_after=moments[j - 1], wanted_at=moments[j])
 
 
-def _can_part(tensor: tf.Tensor, layout: Layout, wanted_at: int) -> bool:
+def _can_part(tensor: tf.Tensor, layout: GraphLayout, wanted_at: int) -> bool:
     """Whether a pooling op's output may leave: its gradient pairs with a clone then, and something else wants it back first."""
     gradient = pooling_gradient(tensor)
     unit = layout.unit_of.get(gradient) if gradient else None

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from tensorferry.engines.core.copies import CopyIn, CopyOut
 from tensorferry.engines.torch.compat import tree_leaves
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device
+from tensorferry.engines.torch.device import Device
 from tensorferry.errors import BadTier
 from tensorferry.machine import TierSpeed
 from tensorferry.tiers import PinnedSlot, PinnedTier
@@ -155,7 +156,7 @@ class _Marks:
         return self._start.elapsed_time(self.end) / 1e3
 
 
-class _StreamCopyOut(CopyOut):
+class _StreamCopyOut(CopyOut[torch.UntypedStorage]):
     def __init__(self, device: AcceleratorDevice, block: torch.UntypedStorage, label: str) -> None:
         super().__init__(label, block.nbytes())
         self._device = device
@@ -192,7 +193,7 @@ class _StreamCopyOut(CopyOut):
         self._device.tier.copied_out(self.nbytes, self._marks.seconds())
 
 
-class _StreamCopyIn(CopyIn):
+class _StreamCopyIn(CopyIn[torch.UntypedStorage]):
     def __init__(
         self, device: AcceleratorDevice, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None
     ) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from tensorferry.engines.budget import MIN_NBYTES
+from tensorferry.engines.core.copies import CopyIn, CopyOut, InstantCopy
 from tensorferry.engines.resident import Heap, ResidentMeter
 from tensorferry.engines.torch.compat import FakeTensorMode
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant, device_of
+from tensorferry.engines.torch.device import Device, device_of
 from tensorferry.engines.torch.fake_copy import fake_tensors_in
 from tensorferry.engines.torch.fake_step import follow
+from tensorferry.engines.torch.model_memory import find_model_memory
 from tensorferry.engines.torch.record import LayerNames, Recorder, RecordingStep, run_recorded
-from tensorferry.engines.torch.standing import find_standing
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
 from tensorferry.machine import Machine, time_trace
@@ -42,7 +43,7 @@ def capture(
         return _capture_fake(step_fn, model, optimizer, machine or this_machine(), min_nbytes)
     device = device_of(model)
     with ExitStack() as stack:
-        clones = CloneDevice(device, find_standing(model).nbytes)
+        clones = CloneDevice(device, find_model_memory(model).nbytes)
         stack.callback(clones.close)
         clones.return_freed(True)
         store = SavedTensors(clones, min_nbytes=min_nbytes, watchdog_seconds=60.0, tier="memory")
@@ -128,7 +129,7 @@ class CloneDevice(Device):
             self._meter.close()
 
 
-class _CloneOut(Instant, CopyOut):
+class _CloneOut(InstantCopy, CopyOut[torch.UntypedStorage]):
     def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
         super().__init__(label, clone.nbytes())
         self._clone = clone
@@ -140,7 +141,7 @@ class _CloneOut(Instant, CopyOut):
         return self._clone
 
 
-class _CloneIn(Instant, CopyIn):
+class _CloneIn(InstantCopy, CopyIn[torch.UntypedStorage]):
     def __init__(self, label: str, clone: torch.UntypedStorage) -> None:
         super().__init__(label, clone.nbytes())
         self._clone = clone

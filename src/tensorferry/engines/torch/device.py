@@ -2,85 +2,24 @@
 
 Everything above this interface is the same for every device. `CpuDevice` copies on threads; `accelerator.py` copies on
 streams; the tests have a device that copies as late as it may and poisons what was let go.
-
-The rules between the engine and a device:
-- a copy out holds its block until the bytes are safe, then lets it go; the engine may ask for it back before that;
-- a copy in makes its block, or fills the one it is given; nobody reads the block before `take()`.
 """
 
 import ctypes
-import threading
-import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from tensorferry.engines.core.copies import CopyIn, CopyLane, CopyOut, ThreadCopyIn, ThreadCopyOut
 from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages, is_capped
 from tensorferry.plan import Lane
 from tensorferry.tiers import Tier
-
-_LANE_STACK_NBYTES = 256 * 1024
-_CLOSE_SECONDS = 10.0  # a lane that hangs in the system is left behind: it is a daemon and ends with the process
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
     """Where a model's parameters are; a model without any is on the CPU."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
-
-
-class Copy(ABC):
-    """One copy under way."""
-
-    def __init__(self, label: str, nbytes: int) -> None:
-        self.label = label
-        self.nbytes = nbytes
-        self.started_at = 0.0  # time.perf_counter()
-        self.ended_at = 0.0
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-
-    @abstractmethod
-    def wait(self, seconds: float) -> bool:
-        """Block until it has ended; False if it has not after that long."""
-
-
-class CopyOut(Copy):
-    """A copy from a block to a tier."""
-
-    @abstractmethod
-    def reclaim(self) -> torch.UntypedStorage | None:
-        """The block, if it has not been let go; the copy is then void and its slot is given back."""
-
-    @abstractmethod
-    def slot(self) -> Any:
-        """Where the bytes are. Only after it is done; raises what went wrong."""
-
-
-class CopyIn(Copy):
-    """A copy from a tier to a new block."""
-
-    def ready(self) -> bool:
-        """Whether the block may be taken."""
-        return self.done()
-
-    @abstractmethod
-    def take(self) -> torch.UntypedStorage:
-        """The block, to be read from now on. Only once it is ready; raises what went wrong."""
-
-
-class Instant(Copy):
-    """A copy that has ended when it is made."""
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> bool:  # noqa: ARG002
-        return True
 
 
 class Device(ABC):
@@ -135,11 +74,11 @@ class Device(ABC):
         """The most held since the device was opened."""
 
     @abstractmethod
-    def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut:
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut[torch.UntypedStorage]:
         """Start moving a block's bytes to the tier."""
 
     @abstractmethod
-    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> CopyIn:
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> CopyIn[torch.UntypedStorage]:
         """Start bringing a slot's bytes back into a new block, or into one that is there."""
 
     @abstractmethod
@@ -197,7 +136,7 @@ class CpuDevice(Device):
         self._small_pages = SmallPages()
         self._returns_at_once = False
         self._spare_nbytes = 0
-        self._lanes = {lane: _LaneThread(lane) for lane in (Lane.OUT, Lane.IN)}
+        self._lanes = {lane: CopyLane(lane) for lane in (Lane.OUT, Lane.IN)}
 
     def resident_nbytes(self) -> int:
         return self.meter.now_nbytes() - self.before_nbytes
@@ -242,13 +181,13 @@ class CpuDevice(Device):
             self.tier.keep_spare(0)
             self.tier.keep_spare(self._spare_nbytes)
 
-    def copy_out(self, block: torch.UntypedStorage, label: str) -> "_ThreadCopyOut":
-        copy = _ThreadCopyOut(self.tier, block, label)
+    def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut[torch.UntypedStorage]:
+        copy = ThreadCopyOut(self.tier, block, label, block.nbytes(), block_bytes)
         self._lanes[Lane.OUT].put(copy)
         return copy
 
-    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> "_ThreadCopyIn":
-        copy = _ThreadCopyIn(self.tier, slot, label, into)
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> CopyIn[torch.UntypedStorage]:
+        copy = _FileCopyIn(self.tier, slot, label, into)
         self._lanes[Lane.IN].put(copy)
         return copy
 
@@ -262,118 +201,22 @@ class CpuDevice(Device):
         self._small_pages.turn(False)
 
 
-class _LaneThread:
-    """Runs copies one after another."""
+class _FileCopyIn(ThreadCopyIn[torch.UntypedStorage]):
+    """A copy in from a tier that a lane reads."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._queue: SimpleQueue[_ThreadCopyOut | _ThreadCopyIn | None] = SimpleQueue()
-        # a default stack of 8 MiB would count against a cap on the process's data
-        previous = threading.stack_size(_LANE_STACK_NBYTES)
-        try:
-            self._thread = threading.Thread(target=self._run, name=f"tensorferry {lane}", daemon=True)
-            self._thread.start()
-        finally:
-            threading.stack_size(previous)
-
-    def put(self, copy: "_ThreadCopyOut | _ThreadCopyIn") -> None:
-        self._queue.put(copy)
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        while (copy := self._queue.get()) is not None:
-            copy.run()
-            del copy  # or its block would live on while the queue is empty
-
-
-class _ThreadCopyOut(CopyOut):
-    def __init__(self, tier: Tier, block: torch.UntypedStorage, label: str) -> None:
-        super().__init__(label, block.nbytes())
-        self._tier = tier
-        self._block: torch.UntypedStorage | None = block
-        self._slot: Any = None
-        self._error: Exception | None = None
-        self._void = False
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        with self._lock:
-            block, void = self._block, self._void
-        self.started_at = time.perf_counter()
-        slot = None
-        if block is not None and not void:
-            try:
-                slot = self._tier.write(block_bytes(block))
-            except Exception as error:
-                self._error = error
-        self.ended_at = time.perf_counter()
-        with self._lock:
-            self._block = block if self._error is not None and not self._void else None
-            if self._void and slot is not None:
-                self._tier.release(slot)
-            else:
-                self._slot = slot
-        del block
-        self._ended.set()
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._ended.wait(seconds)
-
-    def reclaim(self) -> torch.UntypedStorage | None:
-        with self._lock:
-            block = self._block
-            if block is not None:
-                self._void = True
-                self._block = None  # a queued copy must not hold the block for longer than its owner does
-            return block
-
-    def slot(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._slot
-
-
-class _ThreadCopyIn(CopyIn):
     def __init__(self, tier: Tier, slot: Any, label: str, into: torch.UntypedStorage | None) -> None:
         super().__init__(label, slot.nbytes)
         self._tier = tier
         self._slot = slot
-        self._block = into
-        self._error: Exception | None = None
-        self._ended = threading.Event()
+        self._into = into
 
-    def run(self) -> None:
-        self.started_at = time.perf_counter()
-        try:
-            if self._block is None:
-                memory = self._tier.read(self._slot)
-                flat = torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset)
-                self._block = flat.untyped_storage()
-            else:
-                self._tier.read_into(self._slot, block_bytes(self._block))
-        except Exception as error:
-            self._error = error
-        self.ended_at = time.perf_counter()
-        self._ended.set()
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self._ended.wait(seconds)
-
-    def take(self) -> torch.UntypedStorage:
-        if self._error is not None:
-            raise self._error
-        assert self._block is not None, "taken before it was done, or twice"
-        block, self._block = self._block, None
-        return block
+    def read(self) -> torch.UntypedStorage:
+        into, self._into = self._into, None
+        if into is not None:
+            self._tier.read_into(self._slot, block_bytes(into))
+            return into
+        memory = self._tier.read(self._slot)
+        return torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset).untyped_storage()
 
 
 def block_bytes(block: torch.UntypedStorage) -> memoryview:

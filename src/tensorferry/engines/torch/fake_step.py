@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tensorferry.engines.core.copies import CopyIn, CopyOut, InstantCopy
 from tensorferry.engines.torch.calls import Call, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
-from tensorferry.engines.torch.device import CopyIn, CopyOut, Device, Instant
+from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import estimate_workspace
 from tensorferry.engines.torch.record import LayerNames, Recorder, run_recorded
-from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.trace import Trace
 
 _CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ class FakeDevice(Device):
         return FakeTensor(self._mode, meta, self._device)
 
 
-class _NothingOut(Instant, CopyOut):
+class _NothingOut(InstantCopy, CopyOut[torch.UntypedStorage]):
     def reclaim(self) -> None:
         return None
 
@@ -130,7 +131,7 @@ class _NothingOut(Instant, CopyOut):
         return self.nbytes
 
 
-class _NothingIn(Instant, CopyIn):
+class _NothingIn(InstantCopy, CopyIn[torch.UntypedStorage]):
     def take(self) -> torch.UntypedStorage:
         return torch.UntypedStorage(self.nbytes, device="meta")
 
@@ -159,15 +160,19 @@ class FakeStep:
             self._calls.append(call)
         return out
 
-    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
-        self.recorder.saved(saved, tensor)
-        self.store.swap_out(saved)
+    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        """Autograd saves a tensor: its storage is swapped out."""
+        with self.store.at_work():
+            handle, saved = self.store.save(tensor)
+            if saved is not None:
+                self.recorder.saved(saved, tensor)
+                self.store.swapper.swap_out(saved)
+            return handle
 
-    def on_wanted(self, saved: SavedStorage) -> None:
-        self.recorder.wanted(saved)
-
-    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
-        self.recorder.returned(saved, block)
+    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        """Backward reads a tensor: its storage is swapped in."""
+        with self.store.at_work():
+            return self.recorder.load(self.store, handle)
 
 
 @contextmanager

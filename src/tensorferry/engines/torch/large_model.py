@@ -16,15 +16,16 @@ from typing import Any, Protocol
 import torch
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
+from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
-from tensorferry.engines.torch.course import Course
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.forecast import Forecast, forecast
+from tensorferry.engines.torch.history import OpHistory
+from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
-from tensorferry.engines.torch.opening import DeviceOpener, open_device
+from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
-from tensorferry.engines.torch.standing import find_optimizers, find_standing, persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
@@ -32,19 +33,19 @@ from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import stopped, too_small, too_small_to_begin
-from tensorferry.report import Counters, Report
+from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
 # what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step;
-# a budget that is named before it has room for the most of it that was seen
+# a budget that is named before it has room for the most that was seen, of it and of kernels' workspace beyond what is told of it
 _COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
-_MOST_COLD_NBYTES = 16 * 2**20
+_MOST_COLD_SHARE, _MOST_COLD_NBYTES = 0.05, 16 * 2**20
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
-_MAX_COURSES = 32  # kinds of step remembered
+_MAX_KINDS = 32  # kinds of step remembered
 
 
 class AnyStep(Protocol):
@@ -52,6 +53,12 @@ class AnyStep(Protocol):
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op of the step."""
+
+    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        """What autograd is to hold in place of a tensor that it saves."""
+
+    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        """The tensor behind a handle, which backward reads."""
 
 
 def large_model(
@@ -102,8 +109,8 @@ class LargeModel:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._open_device = open_device
-        self._courses: dict[Any, Course] = {}
-        self._course: Course | None = None
+        self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
+        self._history: OpHistory | None = None
         self._step: AnyStep | None = None
         self._step_over = True  # backward has run, or there was no step yet
         self._forward_begun = False  # since then
@@ -126,17 +133,17 @@ class LargeModel:
         if self._entered:
             raise BadUse("this context was entered before; make a new one with ferry.large_model(...) for each block")
         with ExitStack() as stack:
-            standing = find_standing(self._model)
-            self._earlier = standing.blocks
+            memory = find_model_memory(self._model)
+            self._earlier = memory.blocks
             self._device, self._tier, self._budget_nbytes = self._open_device(
-                self._model, self._tier_text, self._budget_nbytes, standing.nbytes, stack
+                self._model, self._tier_text, self._budget_nbytes, memory.nbytes, stack
             )
             self._store = SavedTensors(
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
             self._states = OptimizerStates(self._store, self._model)
             stack.callback(self._close)
-            stack.enter_context(self._states.watching(standing.optimizers))
+            stack.enter_context(self._states.watching(memory.optimizers))
             self._names = LayerNames(self._model)
             stack.enter_context(self._names.watching())
             hook = _Uncopied(self._before_forward)
@@ -178,7 +185,6 @@ class LargeModel:
             self._end_step()
             self._highest_nbytes = self._device.highest_nbytes()
             self._step = None
-            self._store.step = None
             if self._failed:
                 self._store.abandon()
             self._bring_states_back()
@@ -186,9 +192,9 @@ class LargeModel:
 
     def _bring_states_back(self) -> None:
         try:
-            self._states.bring_all_back()
+            self._states.make_all_resident()
         except (FerryError, torch.OutOfMemoryError) as error:
-            num_left = self._states.leave_on_host()
+            num_left = self._states.move_to_host()
             if num_left:
                 (self._error or error).add_note(
                     f"{num_left} tensors of the optimizer's state found no room on the device and are in host memory now; once "
@@ -204,19 +210,25 @@ class LargeModel:
             return func(*args, **kwargs)
         self._device.before_op(args, kwargs)
         if self._step is None:
-            self._states.bring_back_touched(args, kwargs)
+            self._states.make_touched_resident(args, kwargs)
             return func(*args, **kwargs)
         return self._step.run_op(func, args, kwargs)
 
     def _pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
         if self._step_over and not in_backward() and (self._forward_begun or not self._store.any_alive()):
             self._begin_step(tensor)
-        return self._store.pack(tensor)
+        if self._step is None:
+            with self._store.lock, self._store.at_work():
+                return self._store.save(tensor)[0]
+        return self._step.pack(tensor)
 
     def _unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         if in_backward():  # looking at a node's saved tensors is no backward pass
             self._step_over = True
-        return self._store.unpack(handle)
+        if self._step is None:
+            with self._store.lock, self._store.at_work():
+                return self._store.load(handle)
+        return self._step.unpack(handle)
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()
@@ -261,7 +273,7 @@ class LargeModel:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
         if expected is None:
-            self._refuse_what_stands()
+            self._refuse_model_memory()
             return
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
@@ -277,49 +289,48 @@ class LargeModel:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            if not self._courses and not self._forecast_inputs:  # it began below the model, in one of its layers
-                self._refuse_what_stands()
+            if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
+                self._refuse_model_memory()
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
             kind = (first.shape, first.dtype, self._model.training, adds_up)
             # the very first step is cold, and the optimizer makes its state in it: one more is recorded
-            course = self._course = self._courses.pop(kind, None) or Course(num_records=1 if self._courses else 2)
-            self._courses[kind] = course
-            if len(self._courses) > _MAX_COURSES:
-                del self._courses[next(iter(self._courses))]  # the one not used for longest
-            if course.wants_plan:
-                self._plan(course)
+            num_records = 1 if self._kinds else 2
+            history = self._history = self._kinds.find(kind) or self._kinds.add(kind, OpHistory(num_records))
+            if history.wants_plan:
+                self._plan(history)
             step: RecordingStep | PlannedStep
             reuses_freed = False
-            if course.wants_record or course.schedule is None:
+            if history.mode is StepMode.RECORDED:
                 step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states, self._refuse_op)
             else:
+                assert history.schedule is not None
                 # at a floor above it the margin is given up rather than a training that has begun
-                limit_nbytes = max(self._limit_nbytes, course.schedule.plan.floor_nbytes)
-                step = PlannedStep(self._store, self._states, course.schedule, limit_nbytes)
-                reuses_freed = course.schedule.reuses_freed
-                if not course.settled:
+                limit_nbytes = max(self._limit_nbytes, history.schedule.plan.floor_nbytes)
+                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes, is_timed=history.wants_times)
+                reuses_freed = history.schedule.reuses_freed
+                if history.wants_times:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
             self._device.count_touched(isinstance(step, RecordingStep))
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
-            self._store.begin_step(step, persistent_blocks(self._model))
-            step.park_states()
+            self._store.begin_step(persistent_blocks(self._model), step.log.copies if isinstance(step, PlannedStep) else None)
+            step.swap_out_states()
 
     def _end_step(self) -> None:
-        step, course = self._step, self._course
+        step, history = self._step, self._history
         self._step = None
-        if step is None or course is None:
+        if step is None or history is None:
             return
         self._num_steps += 1
         self._part_hooks.close()
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
             step.end()
-            course.end_record(step)
+            history.end_recording(step)
         elif isinstance(step, PlannedStep):
-            course.end_planned(step, self._device.peak_nbytes())
+            history.end_step(step, self._device.peak_nbytes())
 
     def _include_earlier(self, inputs: Iterable[tuple[int, int]]) -> None:
         """A batch from before the context is the step's all the same; `inputs` are addresses of blocks and their bytes."""
@@ -329,21 +340,21 @@ class LargeModel:
             self._device.include(earlier_nbytes - self._included_nbytes)
             self._included_nbytes = earlier_nbytes
 
-    def _plan(self, course: Course) -> None:
-        self._states.bring_all_back()  # what is resident now is what the next step starts with
+    def _plan(self, history: OpHistory) -> None:
+        self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
-        trace = course.refresh_trace(self._device.resident_nbytes())
+        trace = history.refresh_trace(self._device.resident_nbytes())
         self._refuse_below_floor(trace)
-        if course.wants_record:
+        if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        course.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
+        history.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
         self._num_plans += 1
-        assert course.schedule is not None
-        self._tier.check_room(course.schedule.plan.nbytes(Action.SWAP))
+        assert history.plan is not None
+        self._tier.check_room(history.plan.nbytes(Action.SWAP))
 
-    def _refuse_what_stands(self) -> None:
+    def _refuse_model_memory(self) -> None:
         """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
         state_nbytes = sum(state.nbytes for state in self._states.find())
         held_nbytes = self._device.resident_nbytes() - state_nbytes
@@ -358,7 +369,8 @@ class LargeModel:
         floor = find_floor(trace)
         cold_nbytes = min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES) if is_cold else 0
         known_nbytes = trace.plain_peak_nbytes if is_part else floor.nbytes
-        named_nbytes = self._name(known_nbytes + cold_nbytes + (_MOST_COLD_NBYTES if is_cold else 0))
+        to_come_nbytes = int(_MOST_COLD_SHARE * known_nbytes) + _MOST_COLD_NBYTES if is_cold else 0
+        named_nbytes = self._name(known_nbytes + to_come_nbytes)
         self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
         # what was measured fitted into the budget once, margin or not
         if floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes):
@@ -366,7 +378,7 @@ class LargeModel:
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        room_nbytes = (self._limit_nbytes + self.budget_nbytes) // 2 - held_nbytes
+        room_nbytes = self.budget_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
@@ -398,22 +410,17 @@ class LargeModel:
         """What was planned and what was measured, for the kind of step that was last planned."""
         if not self._entered:
             raise BadUse("nothing to report yet: enter the context first")
-        planned = [course for course in self._courses.values() if course.schedule is not None]
-        course = planned[-1] if planned else Course(num_records=1)
-        schedule, median = course.schedule, course.median_step()
-        return Report(
-            plan=schedule.plan if schedule else None,
-            trace=course.trace,
-            predicted=course.predicted,
-            measured=median[0] if median else None,
+        history = self._kinds.last_planned
+        trace = history.trace if history else None
+        return make_report(
+            history,
             budget_nbytes=self.budget_nbytes,
-            measured_peak_nbytes=self.peak_nbytes,
+            peak_nbytes=self.peak_nbytes,
             process_peak_nbytes=0 if self._device.before_nbytes is None else self._device.before_nbytes + self.peak_nbytes,
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            moved=median[1] if median else Counters(),
-            notes=(*self._notes, *(floor_notes(course.trace) if course.trace else ())),
+            notes=(*self._notes, *(floor_notes(trace) if trace else ())),
         )
 
     def _note(self, text: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.precision import Choice, choose
+from tensorferry.engines.core.precision import Choice, choose
 from tensorferry.engines.torch.rates import measure_flops
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -75,7 +75,7 @@ class _Expected:
 _References = _FromMade | _FromSaved | _FromTensor | _Expected
 
 
-class Notebook:
+class ReplayNotes:
     """The noted ops of one step."""
 
     def __init__(self, store: SavedTensors) -> None:
@@ -99,13 +99,13 @@ class Notebook:
                 made.calls.append(call)
                 call.makes.append((made, i))
 
-    def replay_for(self, saved: SavedStorage) -> "Recall | None":
+    def replay_for(self, saved: SavedStorage) -> "OpReplay | None":
         """How to make a saved storage again; None if something it needs is not saved."""
         made = self._made.get(saved.original.cdata)
         if made is None or made.version != saved.version:
             return None
         calls: list[_Call] = []
-        return Recall(made, calls) if self._collect(made, saved, calls) else None
+        return OpReplay(made, calls) if self._collect(made, saved, calls) else None
 
     def _collect(self, made: _Made, target: SavedStorage, calls: list[_Call]) -> bool:
         for call in made.calls:
@@ -162,7 +162,7 @@ class Notebook:
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
+class OpReplay:
     """The ops that make one storage again, in order."""
 
     target: _Made
@@ -181,7 +181,7 @@ class Recall:
                     )
                 return reference.tensor
             if isinstance(reference, _FromSaved):
-                return store.device.view(store.materialize(reference.saved), *reference.geometry)
+                return store.device.view(store.make_resident(reference.saved), *reference.geometry)
             if isinstance(reference, _FromMade):
                 return store.device.view(blocks[id(reference.made)], *reference.geometry)
             return reference

@@ -24,9 +24,9 @@ from tensorferry.engines.torch.compat import (
 )
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
-from tensorferry.engines.torch.standing import persistent_blocks
+from tensorferry.engines.torch.model_memory import persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
-from tensorferry.engines.torch.swap import SavedStorage, SavedTensors
+from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
 Timing = Callable[[int, int], float]  # an op's seconds from its flops and the bytes it touches
@@ -167,24 +167,35 @@ class Recorder:
             self.rows[row].saved_at = self.position
         saved.label = self.rows[row].label
 
-    def wanted(self, saved: SavedStorage) -> None:
-        """Backward reads a saved storage."""
+    def load(self, store: SavedTensors, handle: Handle | HeldTensor) -> torch.Tensor:
+        """Backward reads a tensor, whose storage comes back for it."""
+        if isinstance(handle, HeldTensor) or not store.is_of_this_step(handle.saved):
+            return store.load(handle)
+        saved, was_back = handle.saved, handle.saved.has_returned
+        self._wanted(saved)
+        tensor = store.load(handle)
+        if saved.has_returned and not was_back:
+            self._returned(saved)
+        return tensor
+
+    def _wanted(self, saved: SavedStorage) -> None:
         row = self.rows[self.saved_rows[saved.ordinal]]
         if row.wanted_at is None:
             row.wanted_at = self.position
         self._names.wanted = row.label
 
-    def returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
+    def _returned(self, saved: SavedStorage) -> None:
         """A saved storage's bytes are in a new block."""
+        assert saved.block is not None
         row = self.saved_rows[saved.ordinal]
         self.rows[row].num_blocks += 1
-        self._watch(block, row)
+        self._watch(saved.block, row)
 
     def trace(self, *, measured: bool, device: str, first: bool = False) -> Trace:
         """The step as a trace.
 
         What the step made and left (gradients that were not cleared, optimizer state) counts as there from the start: in
-        the next step it is. A later step fetches state when it uses it; the `first` makes it, often all of it at once, and has
+        the next step it is. A later step swaps state in when it uses it; the `first` makes it, often all of it at once, and has
         it from then on.
         """
         last = len(self.ops) - 1
@@ -404,15 +415,15 @@ class RecordingStep:
         self._states = states
         self._check = check
 
-    def park_states(self) -> None:
-        """Let the optimizer's state go until it is used."""
+    def swap_out_states(self) -> None:
+        """Swap the optimizer's state out until it is used."""
         if self._states is None:
             return
         for state in self._states.find():
-            copy = self._states.park(state)
-            assert copy is not None, "it was at rest"
-            self.store.wait_for(copy, "reach")
-            self.store.held_nbytes()  # its storage is emptied here
+            self._states.swap_out(state)
+            assert state.copy_out is not None, "it was at rest"
+            self.store.swapper.wait_for(state.copy_out, "reach")
+            self.store.swapper.held_nbytes()  # its storage is emptied here
 
     def end(self) -> None:
         """Put down what has become known of the optimizer's state; the first step made it."""
@@ -422,10 +433,10 @@ class RecordingStep:
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it."""
         if self._states is not None:
-            self._states.bring_back_touched(args, kwargs)
+            self._states.make_touched_resident(args, kwargs)
         device = self.store.device
         device.trim()
-        self.store.held_nbytes()  # slots of storages that died are given back here
+        self.store.swapper.held_nbytes()  # slots of storages that died are given back here
         with device.free_at_once():
             device.reset_peak()
             before_nbytes = device.resident_nbytes()
@@ -455,17 +466,19 @@ class RecordingStep:
             )
         return out
 
-    def on_saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
-        self.recorder.saved(saved, tensor)
-        copy = self.store.swap_out(saved)
-        self.store.wait_for(copy, "reach")
-        copy.slot()
+    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
+        """Autograd saves a tensor: its storage is swapped out."""
+        with self.store.lock, self.store.at_work():
+            handle, saved = self.store.save(tensor)
+            if saved is not None:
+                self.recorder.saved(saved, tensor)
+                self.store.swapper.swap_out_now(saved)
+            return handle
 
-    def on_wanted(self, saved: SavedStorage) -> None:
-        self.recorder.wanted(saved)
-
-    def on_returned(self, saved: SavedStorage, block: torch.UntypedStorage) -> None:
-        self.recorder.returned(saved, block)
+    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
+        """Backward reads a tensor: its storage is swapped in."""
+        with self.store.lock, self.store.at_work():
+            return self.recorder.load(self.store, handle)
 
 
 def run_recorded(train: Callable[[], object], step: Any, store: SavedTensors, model: torch.nn.Module) -> None:
@@ -474,6 +487,6 @@ def run_recorded(train: Callable[[], object], step: Any, store: SavedTensors, mo
     def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
 
-    store.begin_step(step, persistent_blocks(model))
-    with torch.autograd.graph.saved_tensors_hooks(store.pack, store.unpack), OpMode(run_op):
+    store.begin_step(persistent_blocks(model))
+    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), OpMode(run_op):
         train()

@@ -6,6 +6,7 @@ read. So a client that does not read makes the server hold that many, each charg
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, RequestFault, Unavailable
@@ -14,6 +15,7 @@ from tensorferry.serve.core.model import Model, Outputs, StreamTicket, check_wan
 from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputTensor, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.tensors import DATATYPES, held_nbytes
+from tensorferry.serve.core.tracing import RequestTrace
 
 if TYPE_CHECKING:
     from tensorferry.serve.core.dataplane import DataPlane
@@ -36,9 +38,21 @@ class AnswerStream:
         self.num_read = 0
         self.num_unread = 0
         self.is_over = False
+        self.trace: RequestTrace | None = None
 
     def start(self) -> None:
         """Submit the request; raises what is wrong with it."""
+        plane, request = self.plane, self.request
+        if plane.traces is not None:
+            self.trace = plane.traces.begin(request.trace, request.model_name)
+            request.options = replace(request.options, trace=self.trace)
+        try:
+            self._start()
+        except RequestFault as fault:
+            self._end_trace(fault)
+            raise
+
+    def _start(self) -> None:
         plane, request = self.plane, self.request
         if plane.max_under_way and plane.num_under_way >= plane.max_under_way:
             raise Unavailable(f"{plane.num_under_way} requests are under way, which is the most this server takes")
@@ -109,6 +123,7 @@ class AnswerStream:
         self.num_unread += outcome is not None
         response = self._respond(outcome) if isinstance(outcome, dict) else outcome
         if is_last:
+            self._end_trace(outcome if isinstance(outcome, RequestFault) else None)
             self._close()
         writer.take(response, is_last)
 
@@ -123,6 +138,11 @@ class AnswerStream:
         if not self.is_over:
             self.cancel()
             self.writer.take(fault, True)
+
+    def _end_trace(self, fault: RequestFault | None) -> None:
+        if self.trace is not None and self.plane.traces is not None:
+            self.plane.traces.finish(self.trace, fault)
+            self.trace = None
 
     def _close(self) -> None:
         self.is_over = True

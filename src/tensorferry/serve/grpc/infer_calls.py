@@ -204,6 +204,7 @@ class StreamedInference(Inference):
         if not self.plane.find(request.model_name, request.model_version).is_decoupled:
             super()._submit(request)
             return
+        request.trace = self.trace
         DecoupledInference(self.stream, request, self.wants_empty_final)
         self.stream.leave(self)
 

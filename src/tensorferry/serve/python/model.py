@@ -230,7 +230,11 @@ class PythonModel:
         if batch:
             waited = sum(instance.begun_at - job.queued_at for job in batch)
             times = BatchTimes(started, started, ended, ended)
-            self.stats.record_batch(sum(job.num_rows for job in batch), len(batch), round(waited * 1e9), times)
+            num_rows = sum(job.num_rows for job in batch)
+            self.stats.record_batch(num_rows, len(batch), round(waited * 1e9), times)
+            for job in batch:
+                if job.options.trace is not None:
+                    job.options.trace.note_batch(self.name, job.queued_at, times, len(batch), num_rows)
 
     # ---- workers -----------------------------------------------------------------------------------------------------
 

@@ -216,7 +216,9 @@ class RestApp:
         def read() -> InferRequest:
             body = request.body if unpacker is None else unpacker.finish()
             request.body = b""
-            return read_generate(name, version, body, spec, exchange.charge)
+            wanted = read_generate(name, version, body, spec, exchange.charge)
+            wanted.trace = read_trace(request.header(b"traceparent"))
+            return wanted
 
         async def read_and_start() -> None:
             wanted = await asyncio.to_thread(read)

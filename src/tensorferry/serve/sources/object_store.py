@@ -14,6 +14,8 @@ SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "GOOGLE_BASE_URL", "AZURE_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CAUSE = re.compile(r"<Code>(\w+)</Code>")
+_ASKED = re.compile(r"Error performing \w+ (https?://[^/\s]+)(\S*)")
+_METADATA = ("/latest/", "/computeMetadata/", "/metadata/")  # where the clouds' machines tell their roles
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 30  # without a byte
 _REQUEST_SECONDS = 6 * 3600  # for the largest file
@@ -71,7 +73,12 @@ def _explain(what: str, error: Exception) -> SourceFailed:
     text = str(error)
     status, cause = _STATUS.search(text), _CAUSE.search(text)
     if status is None:
-        return SourceUnreachable(f"{what}: {_shorten(error)}")
+        asked = _ASKED.search(text)
+        if asked is None:
+            return SourceUnreachable(f"{what}: {_shorten(error)}")
+        if asked[2].startswith(_METADATA):
+            return SourceUnreachable(f"{what}: no credentials are in the environment, and the machine has no role to ask for")
+        return SourceUnreachable(f"{what}: {asked[1]} does not answer")
     reason = cause[1] if cause else f"HTTP {status[1]}"
     if status[1].startswith("5"):
         return SourceUnreachable(f"{what}: the store answers {status[1]} ({reason})")

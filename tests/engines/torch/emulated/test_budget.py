@@ -51,15 +51,20 @@ def test_training_fits_a_device_that_has_as_much_as_the_budget(emulated: Emulate
 def test_what_a_plan_keeps_is_swapped_when_memory_is_held_that_it_does_not_know(
     emulated: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shed: list[int] = []
+    num_unplanned: list[int] = []
     held: list[torch.Tensor] = []
 
     def hold(*_: object) -> None:
         with _disable_current_modes():  # as a library would that the engine sees nothing of
             held.append(torch.zeros(3 * MIB, device=DEVICE))
 
-    original = PlannedStep._shed
-    monkeypatch.setattr(PlannedStep, "_shed", lambda step, nbytes: (original(step, nbytes), shed.append(step.diary.num_shed)))
+    original = PlannedStep._swap_out_kept
+
+    def swap_out_kept(step: PlannedStep, nbytes: int) -> None:
+        original(step, nbytes)
+        num_unplanned.append(step.log.num_unplanned)
+
+    monkeypatch.setattr(PlannedStep, "_swap_out_kept", swap_out_kept)
     model = layers(10)
     torch.accelerator.reset_peak_memory_stats()
     losses = train(model, _optimizer(model, "sgd"), num_steps=9, rows=4096)
@@ -78,21 +83,22 @@ def test_what_a_plan_keeps_is_swapped_when_memory_is_held_that_it_does_not_know(
         optimizer.step()
         found.append(loss.item())
     assert found == losses
-    assert sum(shed) > 0
+    assert sum(num_unplanned) > 0
 
 
 def test_a_copy_in_under_way_is_counted_once(emulated: Emulated) -> None:
     emulated.set_order(Order.SIDE_LATE)
-    with swapping() as store:
-        handle = store.pack(torch.zeros(MIB, device=DEVICE))
+    with swapping() as step:
+        swapper = step.store.swapper
+        handle = step.pack(torch.zeros(MIB, device=DEVICE))
         assert isinstance(handle, Handle)
-        store.finish_copies()
-        before_nbytes = store.held_nbytes()
-        copy = store.fetch(handle.saved)
+        swapper.finish_copies()
+        before_nbytes = swapper.held_nbytes()
+        copy = swapper.swap_in(handle.saved)
         assert copy is not None
         assert not copy.done()
-        assert store.held_nbytes() == before_nbytes + 4 * MIB
-        store.unpack(handle)
+        assert swapper.held_nbytes() == before_nbytes + 4 * MIB
+        step.unpack(handle)
 
 
 def test_the_smallest_budget_that_is_named_is_enough(emulated: Emulated) -> None:

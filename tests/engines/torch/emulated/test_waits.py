@@ -9,10 +9,10 @@ import pytest
 import torch
 from emulated.accelerator import Emulated, Order
 from emulated.networks import DEVICE
-from emulated.swapping import swapping
+from emulated.swapping import SwapAll, swapping
 
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, _Marks
-from tensorferry.engines.torch.swap import Handle, SavedTensors
+from tensorferry.engines.torch.swap import Handle
 
 SIZE = 2**18
 
@@ -30,42 +30,42 @@ def _overwrite_what_is_free() -> None:
     del blocks
 
 
-def _send_away(store: SavedTensors, value: float) -> Handle:
-    handle = store.pack(_made(value))
+def _swap_out(step: SwapAll, value: float) -> Handle:
+    handle = step.pack(_made(value))
     assert isinstance(handle, Handle)
-    store.finish_copies()
+    step.store.swapper.finish_copies()
     return handle
 
 
 def goes_and_comes_back() -> bool:
     value = random.random()
-    with swapping() as store:
-        handle = _send_away(store, value)
+    with swapping() as step:
+        handle = _swap_out(step, value)
         _overwrite_what_is_free()
-        return _is_made(store.unpack(handle) * 1, value)
+        return _is_made(step.unpack(handle) * 1, value)
 
 
 def comes_back_into_memory_that_queued_ops_read() -> bool:
     value = random.random()
-    with swapping() as store:
-        handle = _send_away(store, value)
+    with swapping() as step:
+        handle = _swap_out(step, value)
         others = [_made(value + i) for i in range(1, 5)]
         read = [other * 1 for other in others]
         del others
-        back = store.unpack(handle) * 1
+        back = step.unpack(handle) * 1
         return _is_made(back, value) and all(_is_made(tensor, value + i) for i, tensor in enumerate(read, 1))
 
 
 def is_read_by_a_side_stream() -> bool:
     value, side = random.random(), torch.Stream(device=DEVICE)
-    with swapping() as store:
+    with swapping() as step:
         tensor = _made(value)
-        handle = store.pack(tensor)
+        handle = step.pack(tensor)
         side.wait_stream(torch.accelerator.current_stream())
         with side:
             read = tensor * 1
         del tensor
-        store.finish_copies()
+        step.store.swapper.finish_copies()
         _overwrite_what_is_free()
         side.synchronize()
         del handle
@@ -74,22 +74,22 @@ def is_read_by_a_side_stream() -> bool:
 
 def is_made_by_a_side_stream() -> bool:
     value, side = random.random(), torch.Stream(device=DEVICE)
-    with swapping() as store:
+    with swapping() as step:
         with side:
             tensor = _made(value)
-        handle = store.pack(tensor)  # on the main stream, which has not waited
+        handle = step.pack(tensor)  # on the main stream, which has not waited
         del tensor
-        store.finish_copies()
-        return isinstance(handle, Handle) and _is_made(store.unpack(handle) * 1, value)
+        step.store.swapper.finish_copies()
+        return isinstance(handle, Handle) and _is_made(step.unpack(handle) * 1, value)
 
 
 def comes_back_for_two_streams() -> bool:
     value, side = random.random(), torch.Stream(device=DEVICE)
-    with swapping() as store:
-        handle = _send_away(store, value)
+    with swapping() as step:
+        handle = _swap_out(step, value)
         with side:
-            first = store.unpack(handle) * 1
-        second = store.unpack(handle) * 1
+            first = step.unpack(handle) * 1
+        second = step.unpack(handle) * 1
         side.synchronize()
         return _is_made(first, value) and _is_made(second, value)
 

@@ -28,7 +28,7 @@ class SwapSpace(Protocol):
         """The rates of the copies so far."""
 
 
-class Opened(NamedTuple):
+class OpenedDevice(NamedTuple):
     """A device, where its bytes go, and how many it may hold."""
 
     device: Device
@@ -44,10 +44,10 @@ class DeviceOpener(Protocol):
 
     def __call__(
         self, model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack
-    ) -> Opened: ...
+    ) -> OpenedDevice: ...
 
 
-def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> OpenedDevice:
     """The device that the model's parameters are on."""
     where = device_of(model)
     return (
@@ -57,7 +57,7 @@ def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, he
     )
 
 
-def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> Opened:
+def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: ExitStack) -> OpenedDevice:
     tier = open_tier(text)
     stack.callback(tier.close)
     Heap().trim()  # memory that was freed before would be taken for free
@@ -68,15 +68,15 @@ def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: Exi
         budget_nbytes = int((free_nbytes + held_nbytes) * AUTO_SHARE)
     device = CpuDevice(tier, meter, meter.now_nbytes() - held_nbytes)
     stack.callback(device.close)
-    return Opened(device, tier, budget_nbytes)
+    return OpenedDevice(device, tier, budget_nbytes)
 
 
-def _open_accelerator(where: torch.device, text: str, budget_nbytes: int | None, stack: ExitStack) -> Opened:
+def _open_accelerator(where: torch.device, text: str, budget_nbytes: int | None, stack: ExitStack) -> OpenedDevice:
     tier = open_pinned_tier(text)
     stack.callback(tier.close)
     device = AcceleratorDevice(tier, where)
     stack.callback(device.close)
-    return Opened(device, tier, int(device.free_nbytes() * AUTO_SHARE) if budget_nbytes is None else budget_nbytes)
+    return OpenedDevice(device, tier, int(device.free_nbytes() * AUTO_SHARE) if budget_nbytes is None else budget_nbytes)
 
 
 def _left_under_cap_nbytes(meter: ResidentMeter) -> int:

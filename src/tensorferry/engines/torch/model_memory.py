@@ -12,7 +12,7 @@ Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ModelMemory:
     """What there was before a context was entered."""
 
     nbytes: int  # of parameters, buffers, gradients and optimizer state
@@ -20,7 +20,7 @@ class Standing:
     blocks: Blocks  # of every tensor then alive
 
 
-def find_standing(model: torch.nn.Module) -> Standing:
+def find_model_memory(model: torch.nn.Module) -> ModelMemory:
     """What training the model holds already, and which tensors there are.
 
     The user has no reason to tell us of the optimizer or of a batch made before, so they are looked for.
@@ -41,7 +41,7 @@ def find_standing(model: torch.nn.Module) -> Standing:
             trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]
             tensors += [value for state in trained for value in state.values() if isinstance(value, torch.Tensor)]
     nbytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
-    return Standing(nbytes, optimizers, blocks)
+    return ModelMemory(nbytes, optimizers, blocks)
 
 
 def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:

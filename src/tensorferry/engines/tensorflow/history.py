@@ -1,71 +1,64 @@
-"""All that is known of one kind of step: its graph, its trace, its plan, and how well the plan did.
+"""One kind of step, as a graph: its trace, and a function for each of its plans.
 
 The first step swaps everything it may, one copy at a time, and a gate before every unit sees what it allocates. From that
 comes the plan; a step over the limit, and the first warm step, lead to another. Each plan is a new function, which TensorFlow
 optimises anew in a second or more, so there are few.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
 from tensorferry.engines.tensorflow.edit import Edit
+from tensorferry.engines.tensorflow.gates import find_room
 from tensorferry.engines.tensorflow.graph import find_assigned
-from tensorferry.engines.tensorflow.planned import Stops, carry_out
+from tensorferry.engines.tensorflow.log import GateLog
+from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording
-from tensorferry.engines.tensorflow.stretches import find_room
-from tensorferry.engines.tensorflow.swap import Crossings, Diary
+from tensorferry.engines.tensorflow.swap import Gates, GraphCopies
 from tensorferry.errors import TierLost
 from tensorferry.machine import Machine
-from tensorferry.plan import Action, Decision, Lane, Plan, Span, Timeline, Work, find_floor, make_plan, simulate
+from tensorferry.plan import Action, Decision, Lane, Plan, Timeline, find_floor, make_plan, simulate
 from tensorferry.plan.schedule import make_tables
 from tensorferry.report import Counters
 from tensorferry.trace import Trace
 
-_SETTLING_STEPS = 1  # planned again after this many planned steps, with warm times
-_MAX_PLANS = 3  # a new function takes memory of its own
+_WARM_STEP = 2  # the planned step whose times are those of all later ones
+_FEEDBACK = Feedback(replan_after=(_WARM_STEP,), max_plans=3)  # a new function takes memory of its own
+_MIN_STALL_SECONDS = 1e-3  # at a gate, to be shown
 _WORTH_SHARE = 0.03  # of a step that another plan must save: of its seconds, or of its bytes where it was above the limit
 # of the limit, left alone by every plan: ops run side by side between gates, blocks may be larger than asked for, and by how much
 # was seen to differ from plan to plan
 _CAUTION_SHARE = 0.1
-_REMEMBERED_STEPS = 5
 _GATED_SHARE = 1 / 32  # of the limit: units that together add less share a gate, since every gate calls Python
 
 
-class Course:
-    """One kind of step, from its trace to a settled plan."""
+class GraphHistory(StepHistory):
+    """One kind of step of a traced function."""
 
-    def __init__(self, recording: Recording, function_type: Any, crossings: Crossings, min_nbytes: int) -> None:
+    def __init__(self, recording: Recording, function_type: Any, copies: GraphCopies, min_nbytes: int) -> None:
+        super().__init__(_FEEDBACK)
         self.recording = recording
-        self.plan: Plan | None = None
-        self.predicted: Timeline | None = None
-        self.measured: deque[tuple[Timeline, Counters]] = deque(maxlen=_REMEMBERED_STEPS)
-        self.unplanned_nbytes = 0
         self.function: Any = None
-        self.recorded = False
-        self.num_plans = 0
-        self.wants_plan = True
         self.assigned: list[Any] = []  # variables that take a block of the step's
         self._edit = Edit(recording.layout.graph)
         self._function_type = function_type
-        self._crossings = crossings
+        self._copies = copies
         self._min_nbytes = min_nbytes
-        self._stops = Stops({}, {})
-        self._num_planned_steps = 0
+        self._gates = Gates()
         self._error_nbytes = 0  # how far a step was above what was simulated: blocks larger than asked for, copies that were late
         self._simulated_nbytes = 0
         self._allocator_limit_nbytes = 0
         self._urgent = False  # the last step was above the limit
         self._is_new = False  # the function has not run yet
+        self._has_news = True  # a graph tells enough to begin with
 
     @property
     def trace(self) -> Trace:
-        """The step as far as it is known."""
         return self.recording.trace
 
     @property
@@ -86,44 +79,37 @@ class Course:
     def make_plan(self, limit_nbytes: int, machine: Machine, *, outside_nbytes: int, recompute: bool, fetch_ahead: int) -> None:
         """Plan the next steps, with that much held outside of the allocator. Raises `BudgetTooSmall`."""
         floor = find_floor(self.trace)
-        # what was learnt of peaks may make a plan more careful, never impossible
         caution_nbytes = max(int(_CAUTION_SHARE * limit_nbytes), self._error_nbytes)
-        careful_nbytes = max(limit_nbytes - caution_nbytes, min(floor.nbytes, limit_nbytes))
+        careful_nbytes = careful_limit(limit_nbytes, caution_nbytes, floor.nbytes)
         careful = with_caution(self.trace, caution_nbytes - (limit_nbytes - careful_nbytes), careful_nbytes)
         plan = make_plan(careful, careful_nbytes, machine, recompute=recompute)
-        plan = fetch_earlier(careful, plan, machine, fetch_ahead)
+        plan = swap_in_earlier(careful, plan, machine, fetch_ahead)
         timeline = simulate(self.trace, plan, machine)
-        self.wants_plan = False
         if self.plan is not None:
             current = simulate(self.trace, self.plan, machine)
             cost, before = ((t.peak_nbytes if self._urgent else t.step_seconds) for t in (timeline, current))
             if cost >= (1 - _WORTH_SHARE) * before:  # not worth a new function
-                self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
+                self.plan, self.predicted = self._expect(replace(self.plan, plain_seconds=plan.plain_seconds), current)
+                self.keep_plan()
                 return
-        self.num_plans += 1
         if self.plan is None or plan.decisions != self.plan.decisions:
             room_nbytes = find_room(make_tables(self.trace), timeline, careful_nbytes)
             self._rebuild(plan.decisions, max(self._min_nbytes, int(_GATED_SHARE * limit_nbytes)), room_nbytes)
-        self._expect(plan, timeline)
+        self.go_by(*self._expect(plan, timeline))
         self._allocator_limit_nbytes = careful_nbytes - outside_nbytes
 
-    def _expect(self, plan: Plan, timeline: Timeline) -> None:
-        """Go by a plan whose steps will be like this, and as far above it as steps have been, in a function to be optimised."""
-        peak_nbytes = max(timeline.peak_nbytes + self._error_nbytes, self._crossings.device.optimising_peak_nbytes)
-        self.predicted = replace(timeline, peak_nbytes=peak_nbytes)
-        self.plan = replace(
-            plan,
-            peak_nbytes=self.predicted.peak_nbytes,
-            step_seconds=timeline.step_seconds,
-            stall_seconds=timeline.stall_seconds,
-        )
+    def _expect(self, plan: Plan, timeline: Timeline) -> tuple[Plan, Timeline]:
+        """A plan whose steps will be like this, and as far above it as steps have been, in a function to be optimised."""
         self._simulated_nbytes = timeline.peak_nbytes
+        peak_nbytes = max(timeline.peak_nbytes + self._error_nbytes, self._copies.device.optimising_peak_nbytes)
+        plan = replace(plan, peak_nbytes=peak_nbytes, step_seconds=timeline.step_seconds, stall_seconds=timeline.stall_seconds)
+        return plan, replace(timeline, peak_nbytes=peak_nbytes)
 
     def _rebuild(self, decisions: Sequence[Decision], gated_nbytes: int, room_nbytes: Sequence[int] | None = None) -> None:
         self.function = None  # before the next one is made, whose memory can then be where this one's was
         self._edit.undo()
-        self._stops = carry_out(
-            self.recording, decisions, self._edit, self._crossings, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes
+        self._gates = carry_out(
+            self.recording, decisions, self._edit, self._copies, gated_nbytes=gated_nbytes, room_nbytes=room_nbytes
         )
         self.function = self._edit.make_function(self._function_type)
         self.assigned = find_assigned(self.recording.layout.graph)
@@ -133,19 +119,13 @@ class Course:
 
     def begin_step(self) -> None:
         """A step of this kind is about to run."""
-        self._crossings.begin_step(
-            self._stops.gates,
-            self._stops.rooms,
-            self._allocator_limit_nbytes,
-            recording=not self.recorded,
-            states=self._stops.states,
-            is_new=self._is_new,
-        )
+        is_recording = self.mode is StepMode.RECORDED
+        self._copies.begin_step(self._gates, self._allocator_limit_nbytes, recording=is_recording, is_new=self._is_new)
         self._is_new = False
 
-    def give_back_states(self) -> None:
+    def recover_states(self) -> None:
         """A step has failed: variables whose bytes were away get them back."""
-        self._crossings.settle()
+        self._copies.finish_copies()
         newest_first = sorted(self.recording.states.items(), key=lambda item: not item[1].is_updated)
         for s, state in newest_first:
             variable = state.variable
@@ -154,7 +134,7 @@ class Course:
             block = np.empty(variable.shape, variable.dtype.as_numpy_dtype)
             is_found, failure = False, ""
             try:
-                is_found = self._crossings.recover(s, block)
+                is_found = self._copies.recover(s, block)
             except TierLost as error:
                 failure = str(error)
             if failure:  # raised out here, as of nested errors of ours the user is shown the innermost
@@ -163,102 +143,64 @@ class Course:
                 # without a look at the shape, which is that of no bytes now
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.constant(block))
 
-    def end_record(self, diary: Diary, *, with_scratch: bool) -> None:
+    def end_recording(self, log: GateLog, *, with_scratch: bool) -> None:
         """The first step has run: what each unit took is known now; `with_scratch`, also outside of the allocator."""
         trace, tables = self.trace, make_tables(self.trace)
-        seconds = self._unit_seconds(diary)
+        seconds = log.op_seconds(self.trace.ops)
         workspace = []
         base_nbytes = int(tables.lowest[0]) - tables.demand_nbytes[0] if len(trace.ops) else 0
-        start_nbytes = diary.probes[0].left_nbytes if 0 in diary.probes else 0
+        start_nbytes = log.probes[0].left_nbytes if 0 in log.probes else 0
         for i, op in enumerate(trace.ops):
-            probe = diary.probes.get(i)
+            probe = log.probes.get(i)
             if probe is None:
                 workspace.append(op.workspace_nbytes)
                 continue
             expected_nbytes = int(tables.lowest[i]) - tables.demand_nbytes[i] - base_nbytes
             unexplained_nbytes = max(0, probe.left_nbytes - start_nbytes - expected_nbytes)
-            self.unplanned_nbytes = max(self.unplanned_nbytes, unexplained_nbytes)
             peaks = probe.peaks
             taken_nbytes = peaks.allocated_nbytes - probe.left_nbytes - tables.new_nbytes[i]
             # oneDNN's, which the allocator knows nothing of
-            scratch_nbytes = max(0, peaks.resident_nbytes - peaks.allocated_nbytes - diary.outside_nbytes)
+            scratch_nbytes = max(0, peaks.resident_nbytes - peaks.allocated_nbytes - log.outside_nbytes)
             workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes + with_scratch * scratch_nbytes)
         self.recording = self.recording.with_measures(seconds, workspace)
-        self.recorded = self.wants_plan = True
+        self.end_record()
 
-    def end_planned(self, diary: Diary, timeline: Timeline, above_nbytes: int) -> None:
+    def end_step(self, log: GateLog, timeline: Timeline, above_nbytes: int) -> None:
         """A planned step has run, and was this far above its limit."""
         assert self.plan is not None
         moved = Counters(
             kept_nbytes=self.plan.nbytes(Action.KEEP),
-            swapped_nbytes=sum(copy.nbytes for copy in diary.copies if copy.lane is Lane.OUT),
+            swapped_nbytes=sum(copy.nbytes for copy in log.copies if copy.lane is Lane.OUT),
             recomputed_nbytes=self.plan.nbytes(Action.RECOMPUTE),
-            num_late=diary.num_late,
+            num_late=log.num_late,
             stall_seconds=timeline.stall_seconds,
         )
-        self.measured.append((timeline, moved))
-        self._num_planned_steps += 1
+        self.end_planned(timeline, moved, above_nbytes)
         self._urgent = above_nbytes > 0
         self._error_nbytes = max(self._error_nbytes, timeline.peak_nbytes - self._simulated_nbytes, above_nbytes)
-        warm = self._num_planned_steps == _SETTLING_STEPS + 1
-        if warm:
-            seconds = self._unit_seconds(diary)
+        if self.num_planned_steps == _WARM_STEP:
+            seconds = log.op_seconds(self.trace.ops)
             ops = tuple(replace(op, seconds=s) for op, s in zip(self.trace.ops, seconds, strict=True))
             self.recording = replace(self.recording, trace=replace(self.trace, ops=ops))
-        self.wants_plan = (self._urgent or warm) and self.num_plans < _MAX_PLANS
 
     def with_overhead(self, held_nbytes: int) -> Trace:
         """The trace, when this much is held before the step starts."""
-        there_nbytes = sum(storage.nbytes for storage in self.trace.storages if storage.was_there)
         # the allocator's books leave small blocks out, so it may seem to hold less than what is known to be there
-        trace = replace(self.trace, overhead_nbytes=max(0, held_nbytes - there_nbytes))
+        trace = replace(self.trace, overhead_nbytes=max(0, overhead_of(self.trace, held_nbytes)))
         self.recording = replace(self.recording, trace=trace)
         return trace
 
-    def timeline(self, diary: Diary, outside_nbytes: int, peak_nbytes: int) -> Timeline:
+    def timeline(self, log: GateLog, outside_nbytes: int, peak_nbytes: int) -> Timeline:
         """The step as it happened; what is outside of the allocator is added."""
-        zero, ops, storages = diary.started_at, self.trace.ops, self.trace.storages
-        gates = sorted(diary.passed, key=diary.passed.__getitem__)
-        ends = [*(diary.reached[g] for g in gates[1:]), diary.ended_at]
-        spans = [
-            Span(Lane.COMPUTE, Work.OP, ops[g].name, diary.passed[g] - zero, max(0.0, end - diary.passed[g]))
-            for g, end in zip(gates, ends, strict=False)  # without gates, one end is left over
-        ]
-        spans += [
-            Span(Lane.COMPUTE, Work.STALL, "waits for a copy", diary.reached[g] - zero, diary.passed[g] - diary.reached[g])
-            for g in gates
-            if diary.passed[g] - diary.reached[g] > 1e-3
-        ]
-        spans += [
-            Span(
-                c.lane, Work.COPY, storages[c.storage].label, c.started_at - zero, c.ended_at - c.started_at, c.storage, c.nbytes
-            )
-            for c in diary.copies
-        ]
-        return Timeline(
-            spans=tuple(sorted(spans, key=lambda span: span.start)),
-            resident=tuple((at - zero, nbytes + outside_nbytes) for at, nbytes in diary.resident),
+        return log.timeline(
+            self.trace,
+            log.op_spans(self.trace.ops),
             peak_nbytes=peak_nbytes,
-            step_seconds=diary.ended_at - zero,
-            stall_seconds=diary.waited_seconds,
+            step_seconds=log.ended_at - log.started_at,
             budget_nbytes=self.plan.budget_nbytes if self.plan else None,
+            min_stall_seconds=_MIN_STALL_SECONDS,
+            outside_nbytes=outside_nbytes,
         )
-
-    def median_step(self) -> tuple[Timeline, Counters] | None:
-        """The measured step of median length among the last ones."""
-        ordered = sorted(self.measured, key=lambda step: step[0].step_seconds)
-        return ordered[len(ordered) // 2] if ordered else None
-
-    def _unit_seconds(self, diary: Diary) -> list[float]:
-        """Each unit's part of the time between the gates around it."""
-        seconds = [op.seconds for op in self.trace.ops]
-        gates = sorted(diary.passed)  # none, where nothing is big enough to move
-        for g, following in pairwise([*gates, len(seconds)]):
-            end = diary.reached.get(following, diary.ended_at)
-            total = sum(seconds[g:following])
-            share = max(0.0, end - diary.passed[g]) / total if total else 0.0
-            seconds[g:following] = [share * s for s in seconds[g:following]]
-        return seconds
 
 
 def with_caution(trace: Trace, nbytes: int, limit_nbytes: int) -> Trace:
@@ -271,18 +213,18 @@ def with_caution(trace: Trace, nbytes: int, limit_nbytes: int) -> Trace:
     return replace(trace, ops=tuple(ops))
 
 
-def fetch_earlier(trace: Trace, plan: Plan, machine: Machine, num_ops: int) -> Plan:
+def swap_in_earlier(trace: Trace, plan: Plan, machine: Machine, num_ops: int) -> Plan:
     """The plan with every copy in started at least that many ops before it is wanted, where that still fits."""
     if not num_ops:
         return plan
-    early = replace(plan, decisions=tuple(_fetch_earlier(trace, decision, num_ops) for decision in plan.decisions))
+    early = replace(plan, decisions=tuple(_swap_in_earlier(trace, decision, num_ops) for decision in plan.decisions))
     timeline = simulate(trace, early, machine)
     if timeline.peak_nbytes > plan.budget_nbytes:
         return plan
     return replace(early, peak_nbytes=timeline.peak_nbytes, step_seconds=timeline.step_seconds)
 
 
-def _fetch_earlier(trace: Trace, decision: Decision, num_ops: int) -> Decision:
+def _swap_in_earlier(trace: Trace, decision: Decision, num_ops: int) -> Decision:
     storage = trace.storages[decision.storage]
     if decision.action is not Action.SWAP or storage.wanted_at is None or storage.idle_after is None:
         return decision

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from small import small_trace
 from traces import random_machine, random_trace
 
-from tensorferry.engines.tensorflow.course import with_caution
+from tensorferry.engines.tensorflow.history import with_caution
 from tensorferry.plan import find_floor, make_plan
 from tensorferry.plan.schedule import make_tables
 

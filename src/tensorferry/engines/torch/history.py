@@ -1,0 +1,128 @@
+"""One kind of step, op by op: its trace with the op times of the last steps, and its plan.
+
+A CPU's heap may keep what is freed for the next allocation, which saves the time to clear fresh pages; a plan then leaves room
+for it.
+"""
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+
+from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
+from tensorferry.engines.torch.planned import PlannedStep
+from tensorferry.engines.torch.record import Recorder, RecordingStep
+from tensorferry.engines.torch.schedule import StepSchedule
+from tensorferry.errors import BudgetTooSmall
+from tensorferry.machine import Machine
+from tensorferry.plan import Action, Plan, find_floor, make_plan, simulate
+from tensorferry.report import Counters
+from tensorferry.trace import Trace
+
+_SETTLING_STEPS = 3
+_FEEDBACK = Feedback(replan_after=range(1, _SETTLING_STEPS + 1), max_plans=12, late_share=0.05, max_records=4)
+_LOOSE_COST_SHARE = 0.1  # of the step: more waiting than this costs more than fresh pages do
+# by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
+_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
+
+
+class OpHistory(StepHistory):
+    """One kind of step of a torch model."""
+
+    def __init__(self, num_records: int) -> None:
+        super().__init__(_FEEDBACK, num_records)
+        self.schedule: StepSchedule | None = None
+        self.tightened_nbytes = 0
+        self._trace: Trace | None = None  # each op with the least workspace it needs
+        self._recorded: tuple[Trace, RecordingStep] | None = None
+        self._op_seconds: deque[np.ndarray] = deque(maxlen=_SETTLING_STEPS)
+        self._wants_times = False
+
+    @property
+    def wants_times(self) -> bool:
+        """Whether the ops of the next step should be timed: not where a plan has settled and does as it should."""
+        return self._wants_times or not self.settled
+
+    @property
+    def trace(self) -> Trace | None:
+        return self._trace
+
+    def end_recording(self, step: RecordingStep) -> None:
+        """A step of this kind was recorded."""
+        self._recorded = (step.recorder.trace(measured=True, device=step.store.device.type), step)
+        self._op_seconds.clear()
+        self.end_record()
+
+    def refresh_trace(self, resident_nbytes: int) -> Trace:
+        """The recorded step with what is known by now: what is resident before it starts, and the latest op times."""
+        assert self._recorded is not None
+        trace = self._recorded[0]
+        trace = replace(trace, overhead_nbytes=overhead_of(trace, resident_nbytes))
+        if self._op_seconds:
+            seconds = np.median(np.stack(list(self._op_seconds)), axis=0)
+            ops = [replace(op, seconds=float(s)) for op, s in zip(trace.ops, seconds, strict=False)]
+            trace = replace(trace, ops=(*ops, *trace.ops[len(ops) :]))
+        self._trace = trace
+        return trace
+
+    def make_plan(self, limit_nbytes: int, machine: Machine, *, recompute: bool, may_reuse: bool) -> None:
+        """Plan the next steps from the refreshed trace. Raises `BudgetTooSmall`."""
+        assert self._recorded is not None
+        assert self._trace is not None
+        step = self._recorded[1]
+        recorder = step.recorder
+        floor = find_floor(self._trace)
+        careful_nbytes = careful_limit(limit_nbytes, self.tightened_nbytes, floor.nbytes)
+        trace, plan = self._trace, make_plan(self._trace, careful_nbytes, machine, recompute=recompute)
+        loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
+        reuses_freed = loose is not None and loose[1].step_seconds <= (1 + _LOOSE_COST_SHARE) * plan.step_seconds
+        if loose is not None and reuses_freed:
+            trace, plan = loose
+        plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self._trace.plain_peak_nbytes)
+        self.schedule = StepSchedule(
+            trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed, recorder.loose_nbytes
+        )
+        self.go_by(plan, simulate(trace, plan, machine))
+
+    def _plan_loosely(
+        self, recorder: Recorder, budget_nbytes: int, machine: Machine, recompute: bool
+    ) -> tuple[Trace, Plan] | None:
+        """A plan with room for freed memory to be kept and used again, which saves the time to clear fresh pages.
+
+        None where that does not fit.
+        """
+        assert self._trace is not None
+        ops = tuple(replace(op, workspace_nbytes=n) for op, n in zip(self._trace.ops, recorder.loose_nbytes, strict=True))
+        loose = replace(self._trace, ops=ops)
+        slack_nbytes = min(int(_LOOSE_SLACK_SHARE * budget_nbytes), _MAX_LOOSE_SLACK_NBYTES)
+        try:
+            return loose, make_plan(loose, budget_nbytes - slack_nbytes, machine, recompute=recompute)
+        except BudgetTooSmall:
+            return None
+
+    def end_step(self, step: PlannedStep, peak_nbytes: int) -> None:
+        """A planned step of this kind has run; `peak_nbytes` is 0 where it was not measured."""
+        if not step.complete:
+            if step.mode is StepMode.OFF_PLAN:
+                self.end_off_plan()
+            return
+        above_nbytes = peak_nbytes - step.limit_nbytes
+        timeline, log = step.timeline(peak_nbytes), step.log
+        if not step.is_timed:
+            self.num_planned_steps += 1
+            # one that is timed says what to do
+            self._wants_times = above_nbytes > 0 or (self._is_late(timeline) and not self._is_late(self.predicted))
+            return
+        self._wants_times = False
+        self.tightened_nbytes += max(0, above_nbytes)
+        seconds = log.op_seconds(step.schedule.trace.ops)
+        if step.store.device.synchronous and (not self._op_seconds or len(seconds) == len(self._op_seconds[-1])):
+            self._op_seconds.append(seconds)
+        moved = Counters(
+            kept_nbytes=log.nbytes[Action.KEEP],
+            swapped_nbytes=log.nbytes[Action.SWAP],
+            recomputed_nbytes=log.nbytes[Action.RECOMPUTE],
+            num_late=log.num_late,
+            stall_seconds=timeline.stall_seconds,
+        )
+        self.end_planned(timeline, moved, above_nbytes)

@@ -1,0 +1,103 @@
+"""A plan as a step reads it while it runs: by the position of an op, and by the ordinal of a save."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tensorferry.engines.torch.lean import runs_in_parts
+from tensorferry.engines.torch.state import StateStorage
+from tensorferry.plan import Action, Decision, Plan
+from tensorferry.trace import Kind, Trace
+
+_UNSEEN_NBYTES = 2 * 2**20  # what ops may allocate before a step looks again at what is held; a plan's margin has room for it
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """A plan as a step reads it: by op position, and by the ordinal of a save."""
+
+    trace: Trace
+    plan: Plan
+    funcs: list[Any]
+    saved_storages: list[int]  # by ordinal
+    states: list[tuple[StateStorage, int]]  # of the optimizer, each with its place in the trace
+    reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
+    loose_nbytes: list[int]  # each op's workspace if nothing that it frees were given back or used again
+
+    @cached_property
+    def demand_nbytes(self) -> list[int]:
+        """What each op allocates: new outputs and workspace."""
+        demand = [op.workspace_nbytes for op in self.trace.ops]
+        for storage in self.trace.storages:
+            if not storage.was_there:
+                demand[storage.writers[0]] += storage.nbytes
+        return demand
+
+    @cached_property
+    def most_nbytes(self) -> list[int]:
+        """What each op allocates in all, whether it frees it again or not."""
+        ops = zip(self.demand_nbytes, self.trace.ops, self.loose_nbytes, strict=True)
+        return [demand - op.workspace_nbytes + max(op.workspace_nbytes, loose) for demand, op, loose in ops]
+
+    @cached_property
+    def _by_storage(self) -> dict[int, Decision]:
+        return {decision.storage: decision for decision in self.plan.decisions}
+
+    @cached_property
+    def decisions(self) -> list[Decision | None]:
+        """By ordinal; None for what cannot move."""
+        return [self._by_storage.get(storage) for storage in self.saved_storages]
+
+    @cached_property
+    def swapped_states(self) -> list[StateStorage]:
+        """The optimizer's state that waits elsewhere until it is used."""
+        swapped = {decision.storage for decision in self.plan.decisions if decision.action is Action.SWAP}
+        return [state for state, storage in self.states if storage in swapped]
+
+    @cached_property
+    def nbytes(self) -> list[int | None]:
+        """By ordinal; None for an input, which may be a part of something larger."""
+        storages = [self.trace.storages[storage] for storage in self.saved_storages]
+        return [None if storage.kind is Kind.INPUT else storage.nbytes for storage in storages]
+
+    @cached_property
+    def swap_ins(self) -> dict[int, list[int | StateStorage]]:
+        """What to swap in when an op starts: ordinals, and the optimizer's state."""
+        first: dict[int, int | StateStorage] = {storage: state for state, storage in self.states}
+        for ordinal, storage in enumerate(self.saved_storages):
+            first.setdefault(storage, ordinal)
+        due: dict[int, list[int | StateStorage]] = {}
+        swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.swap_in_at is not None]
+        for decision in sorted(swaps, key=lambda d: self.trace.storages[d.storage].wanted_at or 0):
+            due.setdefault(decision.swap_in_at or 0, []).append(first[decision.storage])
+        return due
+
+    @cached_property
+    def noted(self) -> frozenset[int]:
+        """Ops that may have to run again."""
+        return frozenset(i for decision in self.plan.decisions for i in decision.replay)
+
+    @cached_property
+    def quiet(self) -> bytes:
+        """By op: 1 where the plan has nothing to do, and little was allocated since there last was something."""
+        quiet, unseen_nbytes = bytearray(len(self.trace.ops)), 0
+        for position, (func, nbytes) in enumerate(zip(self.funcs[:-1], self.most_nbytes, strict=False)):
+            unseen_nbytes += nbytes
+            is_busy = position in self.swap_ins or position in self.noted or runs_in_parts(func)
+            if is_busy or unseen_nbytes > _UNSEEN_NBYTES:
+                unseen_nbytes = 0
+            else:
+                quiet[position] = 1
+        return bytes(quiet)
+
+    @cached_property
+    def return_nbytes(self) -> list[int]:
+        """By ordinal: what is allocated to have a saved storage back, by a copy or by running its ops again."""
+        demand = self.demand_nbytes
+        again = [sum(demand[i] for i in decision.replay) if decision is not None else 0 for decision in self.decisions]
+        return [max(nbytes, self.trace.storages[s].nbytes) for nbytes, s in zip(again, self.saved_storages, strict=True)]
+
+    @cached_property
+    def last_wanted(self) -> int:
+        """After this op nothing that was saved is needed any more."""
+        return max((self.trace.storages[s].wanted_at or 0 for s in self.saved_storages), default=-1)

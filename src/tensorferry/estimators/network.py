@@ -1,0 +1,138 @@
+"""The networks of the neural estimators in Keras 3, on either back end: raw numbers and codes in, scores out.
+
+Numbers are scaled, and far ones drawn in, inside the network (as in RealMLP, Holzmueller et al. 2024), and each is also told by
+how far it has come through every range between two quantiles (piecewise-linear encoding, Gorishniy et al. 2022): a network sees
+thresholds that way. The linear part is a weight for each code and number; wide & deep (Cheng et al. 2016) adds both.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from tensorferry.feature_columns import columns as fc
+from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes, encode
+from tensorferry.feature_columns.table import Table
+
+_FAR = 3.0  # scales away from the centre: where a number begins to count for less
+
+
+class ScaledNumbers(layers.Layer):
+    """Numbers, row by column: scaled, whether they are missing, and how far they have come through each range."""
+
+    def __init__(self, scales: Sequence[NumericScale], *, ranges: bool, **options: Any) -> None:
+        super().__init__(trainable=False, **options)
+        self.center, self.scale = (np.array([getattr(each, part) for each in scales], np.float32) for part in ("center", "scale"))
+        self.ranges = [np.array(each.knots, np.float32) if ranges and len(each.knots) > 1 else None for each in scales]
+
+    def call(self, numbers: Any) -> Any:
+        """The features of these numbers."""
+        missing = ops.isnan(numbers)
+        filled = ops.where(missing, self.center, numbers)
+        scaled = (filled - self.center) / self.scale
+        parts = [scaled / ops.sqrt(1 + ops.square(scaled / _FAR)), ops.cast(missing, scaled.dtype)]
+        for place, knots in enumerate(self.ranges):
+            if knots is not None:
+                share = (filled[:, place : place + 1] - knots[:-1]) / (knots[1:] - knots[:-1])
+                parts.append(ops.clip(share, 0.0, 1.0))
+        return ops.concatenate(parts, axis=1)
+
+
+def make_inputs(fitted: FittedColumns, table: Table, prefix: str) -> dict[str, np.ndarray]:
+    """What a part of the network takes of some rows."""
+    arrays: dict[str, np.ndarray] = {}
+    if fitted.numeric:
+        arrays[f"{prefix}_numbers"] = fitted.encode_numbers(table)
+    for place, column in enumerate(fitted.categorical):
+        codes = encode(column.source if isinstance(column, fc.Embedding | fc.Indicator) else column, table)
+        arrays[f"{prefix}_codes_{place}"] = codes.codes
+        if codes.weights is not None:
+            arrays[f"{prefix}_weights_{place}"] = codes.weights
+    return arrays
+
+
+def build_network(
+    linear: FittedColumns | None,
+    dnn: FittedColumns | None,
+    hidden_units: Sequence[int],
+    num_answers: int,
+    *,
+    dropout: float,
+    seed: int,
+) -> keras.Model:
+    """A network with a linear part, a deep part or both, whose scores are added up."""
+    inputs: dict[str, Any] = {}
+    seeds = iter(range(seed, seed + 10_000))
+    parts = []
+    if linear is not None:
+        parts.append(_build_linear(linear, num_answers, inputs))
+    if dnn is not None:
+        x = _build_deep(dnn, inputs, seeds)
+        for width in hidden_units:
+            x = layers.Dense(width, activation="silu", kernel_initializer=keras.initializers.HeNormal(next(seeds)))(x)
+            if dropout:
+                x = layers.Dropout(dropout, seed=next(seeds))(x)
+        initial = keras.initializers.GlorotUniform(next(seeds))
+        parts.append(layers.Dense(num_answers, kernel_initializer=initial, dtype="float32")(x))
+    scores = parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
+    return keras.Model(inputs, scores)
+
+
+def _build_linear(fitted: FittedColumns, num_answers: int, inputs: dict[str, Any]) -> Any:
+    parts = []
+    if fitted.numeric:
+        numbers = _input(inputs, "linear_numbers", len(fitted.numeric), "float32")
+        scaled = ScaledNumbers(fitted.scales, ranges=False, dtype="float32")(numbers)
+        parts.append(layers.Dense(num_answers, kernel_initializer="zeros", dtype="float32")(scaled))
+    for place, column in enumerate(fitted.categorical):
+        table = layers.Embedding(count_codes(column), num_answers, embeddings_initializer="zeros", dtype="float32")
+        parts.append(_look_up(table, column, place, "linear", inputs))
+    return parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
+
+
+def _build_deep(fitted: FittedColumns, inputs: dict[str, Any], seeds: Any) -> Any:
+    parts = []
+    tables: dict[str, layers.Embedding] = {}
+    if fitted.numeric:
+        numbers = _input(inputs, "dnn_numbers", len(fitted.numeric), "float32")
+        parts.append(ScaledNumbers(fitted.scales, ranges=True, dtype="float32")(numbers))
+    for place, column in enumerate(fitted.categorical):
+        size = count_codes(column)
+        if isinstance(column, fc.Indicator):
+            table = layers.Embedding(size, size, embeddings_initializer="identity", trainable=False)
+        else:
+            dimension = column.dimension if isinstance(column, fc.Embedding) else default_dimension(size)
+            key = column.shared if isinstance(column, fc.Embedding) and column.shared else f"{place}"
+            initial = keras.initializers.RandomNormal(stddev=dimension**-0.5, seed=next(seeds))
+            table = tables.setdefault(key, layers.Embedding(size, dimension, embeddings_initializer=initial))
+        parts.append(_look_up(table, column, place, "dnn", inputs))
+    return parts[0] if len(parts) == 1 else layers.Concatenate()(parts)
+
+
+def default_dimension(num_codes: int) -> int:
+    """How many numbers stand for a code where nobody says: a few for a few codes, 32 at most.
+
+    >>> default_dimension(3), default_dimension(100), default_dimension(100_000)
+    (3, 14, 32)
+    """
+    return int(min(32, max(2, round(1.6 * num_codes**0.47))))
+
+
+def _look_up(table: Any, column: Any, place: int, prefix: str, inputs: dict[str, Any]) -> Any:
+    """The entries of a row's codes, added up by their weights."""
+    source = column.source if isinstance(column, fc.Embedding | fc.Indicator) else column
+    several = isinstance(source, fc.SequenceOf | fc.Weighted)
+    length = None if isinstance(source, fc.SequenceOf) else 1
+    codes = _input(inputs, f"{prefix}_codes_{place}", length, "int32")
+    found = table(codes)
+    if several:
+        weights = _input(inputs, f"{prefix}_weights_{place}", length, "float32")
+        found = found * ops.cast(ops.expand_dims(weights, -1), found.dtype)
+    return ops.sum(found, axis=1)
+
+
+def _input(inputs: dict[str, Any], name: str, width: int | None, dtype: str) -> Any:
+    inputs[name] = keras.Input((width,), name=name, dtype=dtype)
+    return inputs[name]

@@ -1,0 +1,85 @@
+"""A trained estimator as two files: what it is in JSON, what it learnt as arrays. Loading it runs nothing of them."""
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorferry.errors import BadData, BadUse
+from tensorferry.estimators.estimator import TableClassifier, TableEstimator
+from tensorferry.feature_columns.encoding import column_from_json, column_to_json
+from tensorferry.files import write_whole
+from tensorferry.messages import did_you_mean, first_line
+
+_FORMAT = "tensorferry-estimator-1"
+_FACTS, _ARRAYS = "estimator.json", "arrays.npz"
+
+
+def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
+    """Write a trained estimator into a folder; what was there is replaced file by file, the arrays first."""
+    if not hasattr(estimator, "n_features_in_"):
+        raise BadUse(f"this {type(estimator).__name__} has learnt nothing yet; call fit before save")
+    facts, arrays = estimator._get_state()
+    names = getattr(estimator, "feature_names_in_", None)
+    told = {
+        "format": _FORMAT,
+        "kind": type(estimator).__name__,
+        "params": {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()},
+        "num_features": estimator.n_features_in_,
+        "feature_names": None if names is None else list(names),
+        "classes": estimator.classes_.tolist() if isinstance(estimator, TableClassifier) else None,
+        "learnt": facts,
+    }
+    packed = io.BytesIO()
+    np.savez(packed, **arrays)  # type: ignore[arg-type]
+    write_whole(Path(folder) / _ARRAYS, packed.getvalue())
+    write_whole(Path(folder) / _FACTS, json.dumps(told, indent=1))
+
+
+def load(folder: str | os.PathLike[str]) -> Any:
+    """The estimator that was saved into a folder; raises `BadData`."""
+    from tensorferry import estimators
+
+    path = Path(folder) / _FACTS
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        if told.get("format") != _FORMAT:
+            raise BadData(f"{str(path)!r} is not an estimator of this version")
+        with np.load(Path(folder) / _ARRAYS, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        if isinstance(error, BadData):
+            raise
+        raise BadData(f"cannot read an estimator from {str(folder)!r}: {first_line(error)}") from error
+    kind = told.get("kind", "")
+    if kind not in estimators.KINDS:
+        raise BadData(f"{str(path)!r} names an unknown estimator {kind!r}{did_you_mean(kind, estimators.KINDS)}")
+    try:
+        made = estimators.KINDS[kind](**{name: _from_json(value) for name, value in told["params"].items()})
+        made.n_features_in_ = told["num_features"]
+        if told["feature_names"] is not None:
+            made.feature_names_in_ = np.array(told["feature_names"], object)
+        if told["classes"] is not None:
+            made.classes_ = np.array(told["classes"])
+        made._set_state(told["learnt"], arrays)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise BadData(f"the estimator in {str(folder)!r} is damaged: {first_line(error)}") from error
+    return made
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"pairs": [[_to_json(key), _to_json(part)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_to_json(part) for part in value]
+    return value.item() if isinstance(value, np.generic) else column_to_json(value)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return dict(_from_json(value["pairs"])) if "pairs" in value else column_from_json(value)
+    return [_from_json(part) for part in value] if isinstance(value, list) else value

@@ -1,0 +1,291 @@
+"""Feature columns learnt from training rows, and rows of a table turned into what models compute with.
+
+What is learnt is plain data: boundaries, vocabularies, scales. It goes to JSON and back, and the same rows give the same codes in
+every back end. Words are hashed by CRC-32 of their UTF-8 bytes, which is the same on every machine and in every version.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.errors import BadData
+from tensorferry.feature_columns import columns as fc
+from tensorferry.feature_columns.table import Table, count_rows, is_numeric, looks_like_a_note, read_numbers, read_words
+
+_NUM_KNOTS = 32  # quantiles of a numeric column, which say how it is spread
+
+
+@dataclass(frozen=True, slots=True)
+class NumericScale:
+    """How a numeric column is spread over the training rows."""
+
+    name: str
+    center: float  # the median: also what a missing value counts as
+    scale: float  # half of the distance between the quartiles, or the deviation where these are equal
+    knots: tuple[float, ...]  # quantiles, ascending, without repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A categorical column of some rows: codes of one or several values a row, and how much each counts."""
+
+    codes: NDArray[np.int32]  # row, value
+    weights: NDArray[np.float32] | None = None  # None: every value counts 1
+
+
+@dataclass(frozen=True, slots=True)
+class FittedColumns:
+    """Feature columns with all that is learnt from training rows in them."""
+
+    columns: tuple[fc.FeatureColumn, ...]
+    scales: tuple[NumericScale, ...]
+
+    @property
+    def numeric(self) -> tuple[fc.Numeric, ...]:
+        """The numeric columns."""
+        return tuple(column for column in self.columns if isinstance(column, fc.Numeric))
+
+    @property
+    def categorical(self) -> tuple[fc.Categorical | fc.Embedding | fc.Indicator, ...]:
+        """All others."""
+        return tuple(column for column in self.columns if not isinstance(column, fc.Numeric))
+
+    @property
+    def table_columns(self) -> tuple[str, ...]:
+        """The columns of a table that are looked at, each once."""
+        return tuple(dict.fromkeys(name for column in self.columns for name in fc.table_columns(column)))
+
+    def encode_numbers(self, table: Table) -> NDArray[np.float32]:
+        """Row by column, as they stand in the table; a missing one is NaN."""
+        if not self.numeric:
+            return np.zeros((count_rows(table), 0), np.float32)
+        return np.stack([read_numbers(table, column.name) for column in self.numeric], axis=1).astype(np.float32)
+
+    def encode_codes(self, table: Table) -> list[Codes]:
+        """The codes of every categorical column."""
+        return [encode(_source(column), table) for column in self.categorical]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {
+            "columns": [column_to_json(column) for column in self.columns],
+            "scales": [asdict(scale) for scale in self.scales],
+        }
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "FittedColumns":
+        """What `to_json` gave; raises `BadData`."""
+        try:
+            scales = tuple(NumericScale(**{**scale, "knots": tuple(scale["knots"])}) for scale in saved["scales"])
+            return cls(tuple(column_from_json(column) for column in saved["columns"]), scales)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadData(f"these feature columns cannot be read: {error!r}") from error
+
+
+def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
+    """A column for every column of a table: numbers as numeric, words as their vocabulary; names and notes are left out.
+
+    >>> infer({"age": [31, 45], "city": ["Rome", "Bern"]})
+    [Numeric(name='age'), Vocabulary(name='city', values=(), max_size=10000)]
+    """
+    from tensorferry.feature_columns.table import read_table
+
+    table = read_table(data)
+    left_out = set(ignore)
+    found: list[fc.FeatureColumn] = []
+    for name, values in table.items():
+        if name in left_out:
+            continue
+        if is_numeric(values):
+            found.append(fc.Numeric(name))
+        elif not looks_like_a_note(read_words(table, name)):
+            found.append(fc.Vocabulary(name))
+    return found
+
+
+def fit_columns(columns: Sequence[fc.FeatureColumn], table: Table) -> FittedColumns:
+    """The columns with what the training rows show."""
+    if not columns:
+        raise BadData("there is no feature column; name some, or give a table from which some can be inferred")
+    fitted = tuple(_fit(column, table) for column in columns)
+    scales = tuple(_measure(table, column.name) for column in fitted if isinstance(column, fc.Numeric))
+    return FittedColumns(fitted, scales)
+
+
+def count_codes(column: fc.FeatureColumn) -> int:
+    """How many codes a fitted categorical column has, that of what is missing included."""
+    match column:
+        case fc.Bucketized():
+            return len(column.boundaries) + 2
+        case fc.Vocabulary():
+            return len(column.values) + 1
+        case fc.Identity() | fc.Hashed() | fc.Crossed():
+            return column.num_buckets + 1
+        case fc.Weighted() | fc.SequenceOf() | fc.Embedding() | fc.Indicator():
+            return count_codes(column.source)
+        case fc.Numeric():
+            raise TypeError("a numeric column has no codes")
+
+
+def encode(column: fc.Categorical, table: Table) -> Codes:
+    """The codes of one fitted column."""
+    match column:
+        case fc.Weighted():
+            weights = read_numbers(table, column.weight)
+            return Codes(_encode_single(column.source, table)[:, None], np.nan_to_num(weights).astype(np.float32)[:, None])
+        case fc.SequenceOf():
+            return _encode_sequence(column, table)
+        case fc.Crossed():
+            return Codes(_encode_crossed(column, table)[:, None])
+        case _:
+            return Codes(_encode_single(column, table)[:, None])
+
+
+def _encode_single(column: fc.Single, table: Table) -> NDArray[np.int32]:
+    match column:
+        case fc.Bucketized():
+            numbers = read_numbers(table, column.name)
+            codes = np.searchsorted(np.asarray(column.boundaries), numbers, side="right") + 1
+            return np.where(np.isnan(numbers), 0, codes).astype(np.int32)
+        case fc.Identity():
+            numbers = read_numbers(table, column.name)
+            inside = (numbers >= 0) & (numbers < column.num_buckets) & (numbers == np.floor(np.nan_to_num(numbers)))
+            return np.where(inside, np.nan_to_num(numbers) + 1, 0).astype(np.int32)
+        case _:
+            return _encode_words(column, read_words(table, column.name))
+
+
+def _encode_words(column: fc.Vocabulary | fc.Hashed, words: NDArray) -> NDArray[np.int32]:
+    if isinstance(column, fc.Vocabulary):
+        places = {word: place for place, word in enumerate(column.values, 1)}
+        return np.array([places.get(word, 0) for word in words], np.int32)
+    known: dict[Any, int] = {None: 0}
+    for word in words:
+        if word not in known:
+            known[word] = zlib.crc32(word.encode()) % column.num_buckets + 1
+    return np.array([known[word] for word in words], np.int32)
+
+
+def _encode_crossed(column: fc.Crossed, table: Table) -> NDArray[np.int32]:
+    """A hash of the words, or of the codes where a part has no words; 0 where a part is missing."""
+    parts = [_name_values(part, table) for part in column.parts]
+    missing = np.logical_or.reduce([np.equal(part, None) for part in parts])  # type: ignore[call-overload]
+    known: dict[tuple[Any, ...], int] = {}
+    codes = np.zeros(len(parts[0]), np.int32)
+    for row, combination in enumerate(zip(*parts, strict=True)):
+        if not missing[row]:
+            if combination not in known:
+                known[combination] = zlib.crc32("\0".join(combination).encode()) % column.num_buckets + 1
+            codes[row] = known[combination]
+    return codes
+
+
+def _name_values(part: fc.Single, table: Table) -> NDArray:
+    if isinstance(part, fc.Hashed) or (isinstance(part, fc.Vocabulary) and not part.values):
+        return read_words(table, part.name)
+    codes = _encode_single(part, table)
+    return np.array([None if code == 0 else str(code) for code in codes.tolist()], object)
+
+
+def _encode_sequence(column: fc.SequenceOf, table: Table) -> Codes:
+    cells = read_words(table, column.source.name)
+    split = [
+        [] if cell is None else [word.strip() for word in cell.split(column.separator)][: column.max_length] for cell in cells
+    ]
+    length = max([1, *map(len, split)])
+    codes = np.zeros((len(cells), length), np.int32)
+    weights = np.zeros((len(cells), length), np.float32)
+    flat = _encode_words(column.source, np.array([*(word for words in split for word in words), None], object)[:-1])
+    place = 0
+    for row, words in enumerate(split):
+        codes[row, : len(words)] = flat[place : place + len(words)]
+        weights[row, : len(words)] = 1 / max(1, len(words))
+        place += len(words)
+    return Codes(codes, weights)
+
+
+def _fit(column: Any, table: Table) -> Any:
+    match column:
+        case fc.Embedding() | fc.Indicator() | fc.Weighted() | fc.SequenceOf():
+            if isinstance(column, fc.SequenceOf) and isinstance(column.source, fc.Vocabulary) and not column.source.values:
+                cells = [cell for cell in read_words(table, column.source.name) if cell is not None]
+                words = [word.strip() for cell in cells for word in cell.split(column.separator)]
+                return replace(column, source=_fit_vocabulary(column.source, words))
+            return replace(column, source=_fit(column.source, table))
+        case fc.Crossed():
+            parts = tuple(part if isinstance(part, fc.Vocabulary) else _fit(part, table) for part in column.parts)
+            return replace(column, parts=parts)
+        case fc.Bucketized() if not column.boundaries:
+            numbers = read_numbers(table, column.name)
+            known = numbers[~np.isnan(numbers)]
+            if not len(known):
+                raise BadData(f"the column {column.name!r} is empty in every row; leave it out")
+            bounds = np.unique(np.quantile(known, np.linspace(0, 1, column.num_buckets + 1)[1:-1]))
+            return replace(column, boundaries=tuple(bounds.tolist()))
+        case fc.Vocabulary() if not column.values:
+            return _fit_vocabulary(column, [word for word in read_words(table, column.name) if word is not None])
+        case fc.Numeric() | fc.Bucketized() | fc.Vocabulary() | fc.Identity() | fc.Hashed():
+            read_words(table, column.name)  # says at once that a column is missing
+            return column
+        case _:
+            raise BadData(f"expected a feature column, received {column!r}; make one with tensorferry.feature_columns")
+
+
+def _fit_vocabulary(column: fc.Vocabulary, words: list[str]) -> fc.Vocabulary:
+    counted = Counter(words)
+    ordered = sorted(counted, key=lambda word: (-counted[word], word))[: column.max_size]
+    return replace(column, values=tuple(ordered))
+
+
+def _measure(table: Table, name: str) -> NumericScale:
+    numbers = read_numbers(table, name)
+    known = numbers[np.isfinite(numbers)]
+    if not len(known):
+        raise BadData(f"the column {name!r} is empty in every row; leave it out")
+    knots = np.unique(np.quantile(known, np.linspace(0, 1, _NUM_KNOTS + 1)))
+    low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
+    scale = (high - low) / 2 or float(known.std()) or 1.0
+    return NumericScale(name, float(middle), float(scale), tuple(knots.tolist()))
+
+
+def _source(column: fc.Categorical | fc.Embedding | fc.Indicator) -> fc.Categorical:
+    return column.source if isinstance(column, fc.Embedding | fc.Indicator) else column
+
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (
+        fc.Numeric,
+        fc.Bucketized,
+        fc.Vocabulary,
+        fc.Identity,
+        fc.Hashed,
+        fc.Crossed,
+        fc.Weighted,
+        fc.SequenceOf,
+        fc.Embedding,
+        fc.Indicator,
+    )
+}
+
+
+def column_to_json(value: Any) -> Any:
+    """A feature column as JSON has it; any other value as it is."""
+    if type(value).__name__ in _KINDS:
+        return {
+            "kind": type(value).__name__,
+            **{name: column_to_json(getattr(value, name)) for name in value.__dataclass_fields__},
+        }
+    return [column_to_json(part) for part in value] if isinstance(value, tuple) else value
+
+
+def column_from_json(value: Any) -> Any:
+    """What `column_to_json` gave."""
+    if isinstance(value, dict):
+        return _KINDS[value["kind"]](**{name: column_from_json(part) for name, part in value.items() if name != "kind"})
+    return tuple(column_from_json(part) for part in value) if isinstance(value, list) else value

@@ -1,0 +1,134 @@
+"""Tables from wherever a user has them, as arrays by column: numbers, or objects that are texts or missing."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.datasets import Dataset
+from tensorferry.errors import BadData
+from tensorferry.messages import did_you_mean
+
+Table: TypeAlias = Mapping[str, NDArray]
+
+_MAX_CATEGORIES_SHARE = 0.5  # of the rows: a column with more different words is a name or a note
+
+
+def read_table(data: Any) -> Table:
+    """The columns of a data frame, a dataset, a mapping of columns, or a matrix, whose columns are called x0, x1, ..."""
+    if isinstance(data, Dataset):
+        return _read_inputs(data)
+    if hasattr(data, "toarray"):
+        raise BadData("expected a dense table, received a sparse matrix; convert it with .toarray()")
+    if isinstance(data, Mapping):
+        columns = {str(name): _read_column(values) for name, values in data.items()}
+    elif hasattr(data, "columns") and hasattr(data, "__dataframe__"):
+        columns = {str(name): _read_column(data[name]) for name in data.columns}
+    else:
+        matrix = np.asarray(data)
+        if matrix.ndim != 2:
+            raise BadData(
+                f"expected a table of rows and columns, received an array of shape {matrix.shape}. Reshape your data: one row "
+                "is array.reshape(1, -1)"
+            )
+        columns = {f"x{place}": _read_column(matrix[:, place]) for place in range(matrix.shape[1])}
+    if not columns:
+        num_rows = np.shape(data)[0] if np.ndim(data) else 0
+        raise BadData(f"the table has no columns: 0 feature(s) (shape=({num_rows}, 0)) while a minimum of 1 is required.")
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise BadData(f"the table's columns differ in length: {lengths}")
+    return columns
+
+
+def count_rows(table: Table) -> int:
+    """How many rows a table has."""
+    return len(next(iter(table.values())))
+
+
+def pick_column(table: Table, name: str) -> NDArray:
+    """A column, or `BadData` with those that there are."""
+    if name not in table:
+        raise BadData(f"the table has no column {name!r}{did_you_mean(name, table)}; it has {', '.join(table)}")
+    return table[name]
+
+
+def read_numbers(table: Table, name: str) -> NDArray[np.float64]:
+    """A column as numbers; a missing one is NaN."""
+    values = pick_column(table, name)
+    if values.dtype != object:
+        return values.astype(np.float64)
+    try:
+        return np.array([np.nan if value is None else float(value) for value in values], np.float64)
+    except (TypeError, ValueError):
+        wrong = next((place, value) for place, value in enumerate(values) if value is not None and not _is_number(value))
+        raise BadData(
+            f"expected the column {name!r} to hold numbers, received {wrong[1]!r} in row {wrong[0]}; take it as a category"
+        ) from None
+
+
+def read_words(table: Table, name: str) -> NDArray:
+    """A column as words, None where nothing is known; a whole number is written without a point."""
+    values = pick_column(table, name)
+    if values.dtype == object:
+        return np.array([None if _is_missing(value) else _write(value) for value in values], object)
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+    unique, places = np.unique(np.where(missing, 0, values), return_inverse=True)
+    words = np.array([_write(value) for value in unique.tolist()], object)[places]
+    words[missing] = None
+    return words
+
+
+def is_numeric(values: NDArray) -> bool:
+    """Whether a column holds numbers; true and false are categories."""
+    return values.dtype.kind in "iuf"
+
+
+def looks_like_a_note(values: NDArray) -> bool:
+    """Whether nearly every row has words of its own, from which nothing can be learnt."""
+    known = [value for value in values if value is not None]
+    return len(set(known)) > max(2, _MAX_CATEGORIES_SHARE * len(known))
+
+
+def _read_inputs(dataset: Dataset) -> Table:
+    if large := [column.name for column in dataset.input_columns if column.shape]:
+        raise BadData(f"{dataset.name}'s column {large[0]!r} holds arrays; estimators take tables of numbers and words")
+    rows = dataset.read_all()
+    return {column.name: rows[column.name] for column in dataset.input_columns}
+
+
+def _read_column(values: Any) -> NDArray:
+    array = np.asarray(values)
+    if array.dtype.kind in "iufb":
+        return array
+    if array.dtype.kind == "c":
+        raise BadData("Complex data not supported: expected numbers and words")
+    if array.ndim != 1:
+        raise BadData(f"expected a value a row, received an array of shape {array.shape}")
+    objects = np.array([None if _is_missing(value) else value for value in array.tolist()], object)
+    known = [value for value in objects if value is not None]
+    if known and all(isinstance(value, bool | int | float | np.number) for value in known):
+        return np.array([np.nan if value is None else float(value) for value in objects], np.float64)
+    if wrong := next((value for value in known if not isinstance(value, str | bool | int | float | np.generic)), None):
+        raise BadData(f"expected numbers and words, received a {type(wrong).__name__}; argument must be a string or a number")
+    return objects
+
+
+def _is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for them."""
+    return value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
