@@ -1,5 +1,10 @@
-"""What an op is about to allocate, told from its arguments before it runs."""
+"""What an op is about to allocate, told from its arguments before it runs.
 
+Torch tells the shapes of an op's outputs by running it on tensors without bytes. Where it has not done so before, that would load
+60 MiB of its own into the process, so then only ops whose outputs are as large as what they read are told.
+"""
+
+import sys
 from typing import Any
 
 import torch
@@ -10,6 +15,8 @@ from tensorferry.engines.torch.lean import estimate_workspace
 # an op reads this many times less than it allocates at most, as a convolution that unfolds a volume does
 _MOST_SHARE = 32
 _MOST_FROM_NOTHING_NBYTES = 4 * 2**20
+_LOADED_WITH_SHAPES = "torch.fx.experimental.symbolic_shapes"
+_CAT = torch.ops.aten.cat.default
 
 
 def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -20,6 +27,8 @@ def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Bytes of the op's new outputs and of its kernel's workspace; 0 where they cannot be told."""
+    if _LOADED_WITH_SHAPES not in sys.modules:
+        return _guess_demand(func, args)
     with disable_current_modes():
         try:
             bare_args, bare_kwargs = tree_map_only(torch.Tensor, _without_bytes, (args, kwargs))
@@ -31,6 +40,13 @@ def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return new_nbytes + estimate_workspace(func, args, out)
         except Exception:  # an op of the user's may have no form without bytes, or fail in any way
             return 0
+
+
+def _guess_demand(func: Any, args: tuple[Any, ...]) -> int:
+    nbytes = [tensor.nbytes for tensor in tree_leaves(args) if isinstance(tensor, torch.Tensor)]
+    if func is _CAT:
+        return sum(nbytes)
+    return max(nbytes, default=0) if torch.Tag.pointwise in func.tags and not func._schema.is_mutable else 0
 
 
 def _blocks(values: Any) -> dict[int, int]:

@@ -36,6 +36,12 @@ class OpHistory(StepHistory):
         self._trace: Trace | None = None  # each op with the least workspace it needs
         self._recorded: tuple[Trace, RecordingStep] | None = None
         self._op_seconds: deque[np.ndarray] = deque(maxlen=_SETTLING_STEPS)
+        self._wants_times = False
+
+    @property
+    def wants_times(self) -> bool:
+        """Whether the ops of the next step should be timed: not where a plan has settled and does as it should."""
+        return self._wants_times or not self.settled
 
     @property
     def trace(self) -> Trace | None:
@@ -100,10 +106,18 @@ class OpHistory(StepHistory):
             if step.mode is StepMode.OFF_PLAN:
                 self.end_off_plan()
             return
-        seconds = step.log.op_seconds(step.schedule.trace.ops)
+        above_nbytes = peak_nbytes - step.limit_nbytes
+        timeline, log = step.timeline(peak_nbytes), step.log
+        if not step.is_timed:
+            self.num_planned_steps += 1
+            # one that is timed says what to do
+            self._wants_times = above_nbytes > 0 or (self._is_late(timeline) and not self._is_late(self.predicted))
+            return
+        self._wants_times = False
+        self.tightened_nbytes += max(0, above_nbytes)
+        seconds = log.op_seconds(step.schedule.trace.ops)
         if step.store.device.synchronous and (not self._op_seconds or len(seconds) == len(self._op_seconds[-1])):
             self._op_seconds.append(seconds)
-        timeline, log = step.timeline(peak_nbytes), step.log
         moved = Counters(
             kept_nbytes=log.nbytes[Action.KEEP],
             swapped_nbytes=log.nbytes[Action.SWAP],
@@ -111,6 +125,4 @@ class OpHistory(StepHistory):
             num_late=log.num_late,
             stall_seconds=timeline.stall_seconds,
         )
-        above_nbytes = peak_nbytes - step.limit_nbytes
-        self.tightened_nbytes += max(0, above_nbytes)
         self.end_planned(timeline, moved, above_nbytes)

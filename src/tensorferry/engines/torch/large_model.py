@@ -40,9 +40,9 @@ from tensorferry.units import parse_bytes
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
 # what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step;
-# a budget that is named before it has room for the most of it that was seen
+# a budget that is named before it has room for the most that was seen, of it and of kernels' workspace beyond what is told of it
 _COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
-_MOST_COLD_NBYTES = 16 * 2**20
+_MOST_COLD_SHARE, _MOST_COLD_NBYTES = 0.05, 16 * 2**20
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
@@ -307,9 +307,9 @@ class LargeModel:
                 assert history.schedule is not None
                 # at a floor above it the margin is given up rather than a training that has begun
                 limit_nbytes = max(self._limit_nbytes, history.schedule.plan.floor_nbytes)
-                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes)
+                step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes, is_timed=history.wants_times)
                 reuses_freed = history.schedule.reuses_freed
-                if not history.settled:
+                if history.wants_times:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
             self._device.count_touched(isinstance(step, RecordingStep))
@@ -369,7 +369,8 @@ class LargeModel:
         floor = find_floor(trace)
         cold_nbytes = min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES) if is_cold else 0
         known_nbytes = trace.plain_peak_nbytes if is_part else floor.nbytes
-        named_nbytes = self._name(known_nbytes + cold_nbytes + (_MOST_COLD_NBYTES if is_cold else 0))
+        to_come_nbytes = int(_MOST_COLD_SHARE * known_nbytes) + _MOST_COLD_NBYTES if is_cold else 0
+        named_nbytes = self._name(known_nbytes + to_come_nbytes)
         self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
         # what was measured fitted into the budget once, margin or not
         if floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes):
@@ -377,7 +378,7 @@ class LargeModel:
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        room_nbytes = (self._limit_nbytes + self.budget_nbytes) // 2 - held_nbytes
+        room_nbytes = self.budget_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)

@@ -46,6 +46,11 @@ def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Ca
     return func(*args, **kwargs)
 
 
+def runs_in_parts(func: Any) -> bool:
+    """Whether `run_op` may call an op as two kernels."""
+    return func is _CONVOLUTION_BACKWARD
+
+
 def estimate_workspace(func: Any, args: tuple[Any, ...], out: Any, *, lean: bool = True) -> int:
     """Bytes that a CPU kernel takes beyond its outputs `out`, when run by `run_op` or, not lean, as it is."""
     if func is _CONVOLUTION and args[0].device.type == "cpu":

@@ -32,14 +32,19 @@ from tensorferry.plan import Action, Timeline
 class PlannedStep:
     """Follows a schedule as long as it is like its record; `mode` tells whether it still is."""
 
-    def __init__(self, store: SavedTensors, states: OptimizerStates, schedule: StepSchedule, limit_nbytes: int) -> None:
+    def __init__(
+        self, store: SavedTensors, states: OptimizerStates, schedule: StepSchedule, limit_nbytes: int, *, is_timed: bool = True
+    ) -> None:
+        """`is_timed`: whether every op's time is taken, to plan with; without it ops that the plan leaves alone cost little."""
         self.store = store
+        self.is_timed = is_timed
         self.states = states
         self.schedule = schedule
         self.limit_nbytes = limit_nbytes
         self.mode = StepMode.PLANNED
         self.log = OpLog()
         self._position = 0
+        self._quiet = schedule.quiet
         self._saved: list[weakref.ref[SavedStorage]] = []
         self._due: deque[weakref.ref[SavedStorage] | weakref.ref[StateStorage]] = deque()
         self._replay_notes = ReplayNotes(store)
@@ -91,8 +96,10 @@ class PlannedStep:
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op when there is room for it."""
         position = self._position
-        self._position += 1
+        self._position = position + 1
         planned = self.mode is StepMode.PLANNED and self._expects(position, func)
+        if planned and self._quiet[position] and not self._due:
+            return self._run_quietly(func, args, kwargs)
         with self.store.lock:
             if planned:
                 is_tight = self._prepare(position)
@@ -111,6 +118,17 @@ class PlannedStep:
         if planned and position in self.schedule.noted:
             with self.store.at_work():
                 self._replay_notes.note(func, args, kwargs, out)
+        return out
+
+    def _run_quietly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op for which the plan has nothing to do."""
+        if self.states.any_away:
+            self._await_states(args, kwargs)
+        if not self.is_timed:
+            return func(*args, **kwargs)
+        self.log.op_starts.append(time.perf_counter())
+        out = func(*args, **kwargs)
+        self.log.op_ends.append(time.perf_counter())
         return out
 
     def _expects(self, position: int, func: Any) -> bool:
@@ -232,11 +250,11 @@ class PlannedStep:
         return self.mode is StepMode.PLANNED and self._position > self.schedule.last_wanted
 
     def timeline(self, peak_nbytes: int) -> Timeline:
-        """The step as it happened."""
+        """The step as it happened, without ops where it was not timed."""
         log, trace = self.log, self.schedule.trace
         return log.timeline(
             trace,
-            log.op_spans(trace.ops),
+            log.op_spans(trace.ops) if self.is_timed else (),
             peak_nbytes=peak_nbytes,
             step_seconds=self._step_seconds(log.called_seconds(len(trace.ops))),
             budget_nbytes=self.schedule.plan.budget_nbytes,

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from tensorferry.engines.torch.lean import runs_in_parts
 from tensorferry.engines.torch.state import StateStorage
 from tensorferry.plan import Action, Decision, Plan
 from tensorferry.trace import Kind, Trace
+
+_UNSEEN_NBYTES = 2 * 2**20  # what ops may allocate before a step looks again at what is held; a plan's margin has room for it
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,19 @@ class StepSchedule:
     def noted(self) -> frozenset[int]:
         """Ops that may have to run again."""
         return frozenset(i for decision in self.plan.decisions for i in decision.replay)
+
+    @cached_property
+    def quiet(self) -> bytes:
+        """By op: 1 where the plan has nothing to do, and little was allocated since there last was something."""
+        quiet, unseen_nbytes = bytearray(len(self.trace.ops)), 0
+        for position, (func, nbytes) in enumerate(zip(self.funcs[:-1], self.most_nbytes, strict=False)):
+            unseen_nbytes += nbytes
+            is_busy = position in self.swap_ins or position in self.noted or runs_in_parts(func)
+            if is_busy or unseen_nbytes > _UNSEEN_NBYTES:
+                unseen_nbytes = 0
+            else:
+                quiet[position] = 1
+        return bytes(quiet)
 
     @cached_property
     def return_nbytes(self) -> list[int]:

@@ -136,6 +136,11 @@ class OptimizerStates:
             raise TierLost(f"{error} The optimizer's {state.label} is lost: load it from a checkpoint.") from error
         self._moved.pop(state.address, None)
 
+    @property
+    def any_away(self) -> bool:
+        """Whether an op could find a storage that is not at rest."""
+        return bool(self._moved)
+
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""
         if not self._moved:
