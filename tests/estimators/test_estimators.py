@@ -176,6 +176,14 @@ def test_sequences_and_weights_reach_linear_and_deep_models() -> None:
         make("BoostedTreesClassifier", features=columns).fit(rows, target)
 
 
+def test_trees_stop_where_held_out_rows_gain_no_more() -> None:
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=2000), "kind": rng.choice(["a", "b"], 2000)}
+    target = rows["x"] + rng.normal(size=2000)  # mostly noise
+    model = make("BoostedTreesRegressor", num_trees=500).fit(rows, target, sample_weight=np.ones(2000))
+    assert model.n_iter_ < 200
+
+
 def test_importance_finds_the_column_that_matters() -> None:
     rng = np.random.default_rng(0)
     rows = {"noise": rng.normal(size=400), "signal": rng.normal(size=400)}

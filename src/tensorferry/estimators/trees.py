@@ -39,33 +39,33 @@ class _BoostedTrees(TableEstimator):
         order = np.random.default_rng(self.random_state or 0).permutation(len(target))
         num_held_out = round(_HELD_OUT_SHARE * len(target))
         held_out, kept = np.split(order, [num_held_out if num_held_out >= _MIN_HELD_OUT_ROWS else 0])
+        params = {
+            **objective,
+            "learning_rate": self.learning_rate,
+            "num_leaves": self.max_leaves,
+            "min_data_in_leaf": max(1, min(20, len(kept) // 20)),  # LightGBM's own 20 splits no small table
+            "min_data_in_bin": 1,
+            "bagging_fraction": _SAMPLED_SHARE,
+            "bagging_freq": 1,
+            "feature_fraction": _SAMPLED_SHARE,
+            "seed": self.random_state or 0,
+            "deterministic": True,
+            "force_row_wise": True,
+            "verbosity": -1,
+        }
         lightgbm = _load_lightgbm()
-        chosen = lightgbm.Dataset(
-            features[kept],
-            target[kept],
-            weight=None if weights is None else weights[kept],
-            categorical_feature=list(range(len(self.fitted_.categorical))),
-            params={"verbosity": -1, "min_data_in_bin": 1, "feature_pre_filter": False},
-        )
-        checks = [chosen.create_valid(features[held_out], target[held_out], None if weights is None else weights[held_out])]
+
+        def make_part(rows: NDArray, reference: Any = None) -> Any:
+            weight = None if weights is None else weights[rows]
+            places = list(range(len(self.fitted_.categorical))) if self.fitted_ else []
+            return lightgbm.Dataset(features[rows], target[rows], reference, weight, categorical_feature=places, params=params)
+
+        chosen = make_part(kept)
         self.booster_ = lightgbm.train(
-            {
-                **objective,
-                "learning_rate": self.learning_rate,
-                "num_leaves": self.max_leaves,
-                "min_data_in_leaf": max(1, min(20, len(kept) // 20)),  # LightGBM's own 20 splits no small table
-                "min_data_in_bin": 1,
-                "bagging_fraction": _SAMPLED_SHARE,
-                "bagging_freq": 1,
-                "feature_fraction": _SAMPLED_SHARE,
-                "seed": self.random_state or 0,
-                "deterministic": True,
-                "force_row_wise": True,
-                "verbosity": -1,
-            },
+            params,
             chosen,
             self.num_trees,
-            valid_sets=checks if len(held_out) else None,
+            valid_sets=[make_part(held_out, chosen)] if len(held_out) else None,
             callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)] if len(held_out) else None,
         )
         self.n_iter_ = self.booster_.best_iteration if len(held_out) else self.booster_.current_iteration()
