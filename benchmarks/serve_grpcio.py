@@ -20,7 +20,7 @@ import uvloop
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import RequestFault
 from tensorferry.serve.core.requests import InferResponse
-from tensorferry.serve.grpc.infer import read_request, write_response
+from tensorferry.serve.grpc.infer_messages import read_request, write_response
 from tensorferry.serve.grpc.service import Methods
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.proto import inference as pb

@@ -100,6 +100,7 @@ def test_requests_that_wait_are_given_to_the_model_together(loaded: Loaded) -> N
     assert model.stats.success.count == 20
     assert model.stats.inference_count == 40
     assert model.stats.execution_count < 20
+    assert sorted(path.name for path in (loaded.root / "double").rglob("*")) == ["1", "model.py"]  # nothing was written there
 
 
 def test_code_needs_trust_and_is_never_taken_from_a_request(tmp_path: Path) -> None:

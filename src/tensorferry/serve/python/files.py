@@ -40,6 +40,7 @@ def open_model_file(path: Path, worker: "Worker") -> ModelFile:
 
     sys.modules[_TRITON_UTILS] = triton  # as files made for Triton know it
     sys.path.insert(0, str(path.parent))
+    sys.dont_write_bytecode = True  # a repository that is polled would look changed, and it may be read-only
     spec = spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadModel(f"{path.name} is no file of Python")
