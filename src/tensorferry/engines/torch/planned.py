@@ -28,6 +28,8 @@ from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.plan import Action, Timeline
 
+_MAX_UNSEEN_NBYTES = 2 * 2**20  # other threads and libraries allocate too
+
 
 class PlannedStep:
     """Follows a schedule as long as it is like its record; `mode` tells whether it still is."""
@@ -44,7 +46,8 @@ class PlannedStep:
         self.mode = StepMode.PLANNED
         self.log = OpLog()
         self._position = 0
-        self._quiet = schedule.quiet
+        self._quiet, self._most_nbytes = schedule.quiet, schedule.most_nbytes
+        self._room_nbytes = 0  # what ops may allocate before what is held is looked at again
         self._saved: list[weakref.ref[SavedStorage]] = []
         self._due: deque[weakref.ref[SavedStorage] | weakref.ref[StateStorage]] = deque()
         self._replay_notes = ReplayNotes(store)
@@ -97,9 +100,20 @@ class PlannedStep:
         """Run an op when there is room for it."""
         position = self._position
         self._position = position + 1
+        quiet = self._quiet
+        # most ops end here, and where ops are small what is asked of each of them is what a plan costs
+        if (
+            position < len(quiet)
+            and quiet[position] is func
+            and (room_nbytes := self._room_nbytes - self._most_nbytes[position]) >= 0
+            and not self._due
+            and self.mode is StepMode.PLANNED
+        ):
+            self._room_nbytes = room_nbytes
+            if self.is_timed or self.states.any_away:
+                return self._run_quietly(func, args, kwargs)
+            return func(*args, **kwargs)
         planned = self.mode is StepMode.PLANNED and self._expects(position, func)
-        if planned and self._quiet[position] and not self._due:
-            return self._run_quietly(func, args, kwargs)
         with self.store.lock:
             if planned:
                 is_tight = self._prepare(position)
@@ -159,6 +173,7 @@ class PlannedStep:
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
+        self._room_nbytes = min(self.limit_nbytes - held_nbytes - demand_nbytes, _MAX_UNSEEN_NBYTES)
         return held_nbytes + schedule.most_nbytes[position] > schedule.plan.peak_nbytes
 
     def _swap_in(self, movable: SavedStorage | StateStorage) -> None:
@@ -188,6 +203,7 @@ class PlannedStep:
             return self.store.load(handle)
 
     def _make_resident(self, saved: SavedStorage) -> None:
+        self._room_nbytes = 0
         if saved.copy_in is None:  # what is on its way is held already
             self._ensure_room(self._return_nbytes(saved))
         start = time.perf_counter()

@@ -9,8 +9,6 @@ from tensorferry.engines.torch.state import StateStorage
 from tensorferry.plan import Action, Decision, Plan
 from tensorferry.trace import Kind, Trace
 
-_UNSEEN_NBYTES = 2 * 2**20  # what ops may allocate before a step looks again at what is held; a plan's margin has room for it
-
 
 @dataclass(frozen=True)
 class StepSchedule:
@@ -78,17 +76,10 @@ class StepSchedule:
         return frozenset(i for decision in self.plan.decisions for i in decision.replay)
 
     @cached_property
-    def quiet(self) -> bytes:
-        """By op: 1 where the plan has nothing to do, and little was allocated since there last was something."""
-        quiet, unseen_nbytes = bytearray(len(self.trace.ops)), 0
-        for position, (func, nbytes) in enumerate(zip(self.funcs[:-1], self.most_nbytes, strict=False)):
-            unseen_nbytes += nbytes
-            is_busy = position in self.swap_ins or position in self.noted or runs_in_parts(func)
-            if is_busy or unseen_nbytes > _UNSEEN_NBYTES:
-                unseen_nbytes = 0
-            else:
-                quiet[position] = 1
-        return bytes(quiet)
+    def quiet(self) -> list[Any]:
+        """By op: its func where the plan has nothing to do but to see that there is room, else None."""
+        busy = self.noted | self.swap_ins.keys() | {len(self.trace.ops) - 1}
+        return [None if i in busy or runs_in_parts(func) else func for i, func in enumerate(self.funcs)]
 
     @cached_property
     def return_nbytes(self) -> list[int]:
