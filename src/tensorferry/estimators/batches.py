@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tensorferry.estimators.estimator import Arrays
 
 
-class Batches(keras.utils.PyDataset):
-    """Batches of some rows; with a seed, shuffled anew for every epoch."""
+class RowBatches(keras.utils.PyDataset):
+    """RowBatches of some rows; with a seed, shuffled anew for every epoch."""
 
     def __init__(
         self, inputs: Arrays, target: NDArray, weights: NDArray | None, rows: NDArray, size: int, seed: int | None

@@ -85,16 +85,16 @@ class _Neural(TableEstimator):
     def _run(self, inputs: Arrays, target: NDArray, weights: NDArray[np.float64] | None) -> None:
         import keras
 
-        from tensorferry.estimators.batches import Batches
+        from tensorferry.estimators.batches import RowBatches
 
         order = np.random.default_rng(self.random_state or 0).permutation(len(target))
         num_held_out = round(self.validation_fraction * len(target))
         held_out, kept = np.split(order, [num_held_out if num_held_out >= _MIN_HELD_OUT_ROWS else 0])
-        batches = Batches(inputs, target, weights, kept, self.batch_size, self.random_state or 0)
+        batches = RowBatches(inputs, target, weights, kept, self.batch_size, self.random_state or 0)
         callbacks: list[Any] = []
         checked = None
         if len(held_out):
-            checked = Batches(inputs, target, weights, held_out, _PREDICT_ROWS, None)
+            checked = RowBatches(inputs, target, weights, held_out, _PREDICT_ROWS, None)
             callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=self.patience, restore_best_weights=True))
         if self.budget is not None:
             from tensorferry.engines.keras import LargeModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from tensorferry.errors import BadData, BadRecipe
 from tensorferry.messages import did_you_mean
 from tensorferry.recipes.data.python_docs import read_paragraphs
-from tensorferry.recipes.data.tokens import MIN_TOKENS, SPECIAL, Vocabulary, load_vocabulary, make_vocabulary, read_lines
+from tensorferry.recipes.data.tokens import MIN_TOKENS, SPECIAL, TokenVocabulary, load_vocabulary, make_vocabulary, read_lines
 from tensorferry.recipes.models import bert
 from tensorferry.recipes.recipe import (
     Arrays,
@@ -71,7 +71,7 @@ class HiddenWords:
     """Chunks of text with words to find: those to hide are drawn anew every time one is read."""
 
     chunks: NDArray[np.int64]
-    vocabulary: Vocabulary
+    vocabulary: TokenVocabulary
 
     def __len__(self) -> int:
         return len(self.chunks)

@@ -53,7 +53,7 @@ class WideDeepSettings(RecipeSettings):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Rows of a table, and what its columns are."""
 
     numbers: NDArray[np.float32]
@@ -118,7 +118,7 @@ class WideDeep(KerasRecipe):
 
     def _encode(
         self, columns: tables.Columns, target: Sequence[str], labels: tuple[str, ...], parts: tuple[NDArray[np.int64], ...]
-    ) -> list[Rows]:
+    ) -> list[TableRows]:
         """The rows of each part; what columns hold is learnt from the first part alone."""
         words = _split(self.settings.categories)
         numeric = [name for name in columns if name not in words and tables.is_numeric(columns[name])]
@@ -134,7 +134,7 @@ class WideDeep(KerasRecipe):
         numbered = [tables.number_categories(category, columns[category.name]) for category in categories]
         classes = np.asarray([labels.index(value.strip()) if value.strip() in labels else 0 for value in target], np.int32)
         return [
-            Rows(_stack(filled, part, np.float32), _stack(numbered, part, np.int32), classes[part], numbers, categories)
+            TableRows(_stack(filled, part, np.float32), _stack(numbered, part, np.int32), classes[part], numbers, categories)
             for part in parts
         ]
 
@@ -144,7 +144,7 @@ class WideDeep(KerasRecipe):
 
         from tensorferry.recipes.models.keras.wide_deep import wide_deep
 
-        assert isinstance(data.train, Rows)
+        assert isinstance(data.train, TableRows)
         rows, settings = data.train, self.settings
         model = wide_deep(
             rows.number_columns,
@@ -182,7 +182,7 @@ class WideDeep(KerasRecipe):
 
     def describe_columns(self, data: Data) -> dict[str, list[dict[str, Any]]]:
         """The table's columns: what a missing number becomes, and the number that stands for each word; 0 for any other."""
-        assert isinstance(data.train, Rows)
+        assert isinstance(data.train, TableRows)
         return {
             "numbers": [{"column": each.name, "missing": each.mean} for each in data.train.number_columns],
             "categories": [

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tensorferry.engines.torch.calls import Call, Like, RealCalls, note_call
+from tensorferry.engines.torch.calls import Like, OpCall, RealCalls, note_call
 from tensorferry.engines.torch.fake_model import FakeModel, StepOptions
-from tensorferry.engines.torch.timing import Job, _pack, time_calls, time_job
+from tensorferry.engines.torch.timing import TimingJob, _pack, time_calls, time_job
 from tensorferry.machine.timed_ops import Sample
 
-ADD = Call("aten::add", "Tensor", (Like((8, 8), (8, 1), torch.float32), Like((8,), (1,), torch.float32)), ())
+ADD = OpCall("aten::add", "Tensor", (Like((8, 8), (8, 1), torch.float32), Like((8,), (1,), torch.float32)), ())
 
 
 class Net(nn.Module):
@@ -40,8 +40,8 @@ class _Deadly:
         return os.abort, ()
 
 
-def _note_step() -> list[Call | None]:
-    calls: list[Call | None] = []
+def _note_step() -> list[OpCall | None]:
+    calls: list[OpCall | None] = []
     step = StepOptions((((4, 16), "int64"),), loss="cross_entropy", optimizer="adamw", kernels="cpu")
     trace = FakeModel(Net).capture(step, calls)
     assert len(calls) == len(trace.ops)
@@ -67,7 +67,7 @@ def test_equal_calls_are_one_and_what_cannot_be_put_down_is_none() -> None:
 
 
 def test_rows_are_looked_up_all_over_the_table() -> None:
-    lookup = Call("aten::embedding", "default", (Like((99, 2), (2, 1), torch.float32), Like((500,), (1,), torch.int64)), ())
+    lookup = OpCall("aten::embedding", "default", (Like((99, 2), (2, 1), torch.float32), Like((500,), (1,), torch.int64)), ())
     _, args, _ = RealCalls().prepare(lookup)
     assert 0 <= args[1].min() < 20 < 80 < args[1].max() < 99
 
@@ -86,7 +86,7 @@ def test_timing_is_done_elsewhere_and_leaves_nothing_behind() -> None:
 
 def test_the_job_names_no_module_but_ours_and_torch() -> None:
     calls = tuple(call for call in _note_step() if call is not None)
-    packed = _pack(Job(calls, tuple(Sample(call.name, 1, 1.0) for call in calls), num_threads=1))
+    packed = _pack(TimingJob(calls, tuple(Sample(call.name, 1, 1.0) for call in calls), num_threads=1))
     names = [argument for code, argument, _ in pickletools.genops(packed) if "UNICODE" in code.name]
     # this file imports torch too, so pickle by itself may take it for the home of torch.float32
     assert not [name for name in names if "test_timing" in name or "torch." in name.removeprefix("tensorferry.engines.torch.")]
@@ -94,12 +94,12 @@ def test_the_job_names_no_module_but_ours_and_torch() -> None:
 
 
 def test_a_call_that_fails_is_left_out() -> None:
-    strange = Call("no_such_package::op", "default", (), ())
-    wrong = Call("aten::mm", "default", ADD.args, ())
+    strange = OpCall("no_such_package::op", "default", (), ())
+    wrong = OpCall("aten::mm", "default", ADD.args, ())
     samples = tuple(Sample(call.name, 1, 1.0) for call in (strange, wrong, ADD))
-    assert [index for index, _ in time_job(Job((strange, wrong, ADD), samples, 1))] == [2]
+    assert [index for index, _ in time_job(TimingJob((strange, wrong, ADD), samples, 1))] == [2]
 
 
 def test_a_process_that_dies_leaves_the_roofline() -> None:
     samples = [Sample("a", 1, 1.0), Sample("b", 1, 1.0)]
-    assert time_calls([Call("aten::add", "Tensor", (_Deadly(),), ()), ADD], samples) == samples
+    assert time_calls([OpCall("aten::add", "Tensor", (_Deadly(),), ()), ADD], samples) == samples

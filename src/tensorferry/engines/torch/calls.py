@@ -28,7 +28,7 @@ class Like:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OpCall:
     """An op and what it was called with; calls that take the same time are equal."""
 
     name: str  # "aten::add"
@@ -37,11 +37,11 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
 
 
-def note_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
+def note_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpCall | None:
     """The call; None where an argument is of a kind that cannot be put down."""
     try:
         named = tuple((name, _note(value)) for name, value in kwargs.items())
-        return Call(func._schema.name, func._overloadname, _note(args), named)
+        return OpCall(func._schema.name, func._overloadname, _note(args), named)
     except TypeError:
         return None
 
@@ -69,7 +69,7 @@ class RealCalls:
         self._filled: dict[torch.dtype, torch.Tensor] = {}
         self._num_taken: dict[torch.dtype, int] = {}
 
-    def prepare(self, call: Call) -> tuple[Any, list[Any], dict[str, Any]]:
+    def prepare(self, call: OpCall) -> tuple[Any, list[Any], dict[str, Any]]:
         """The op, its arguments and its keywords; `AttributeError` where this process does not know the op.
 
         The tensors of the call before are no longer valid.
@@ -83,7 +83,7 @@ class RealCalls:
             args[position] = torch.randint(0, count_rows(call.args), args[position].shape, dtype=args[position].dtype)
         return func, args, {key: self._make(value) for key, value in call.kwargs}
 
-    def _reserve(self, call: Call) -> None:
+    def _reserve(self, call: OpCall) -> None:
         self._num_taken = dict.fromkeys(self._num_taken, 0)
         wanted: dict[torch.dtype, int] = {}
         for like in tree_leaves((call.args, call.kwargs)):

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tensorferry.engines.torch.calls import Call
+from tensorferry.engines.torch.calls import OpCall
 from tensorferry.engines.torch.compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -89,7 +89,7 @@ class FakeModel:
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fakes.setdefault(id(tensor), self._mode.from_tensor(tensor))
 
-    def capture(self, step: StepOptions, calls: list[Call | None] | None = None) -> Trace:
+    def capture(self, step: StepOptions, calls: list[OpCall | None] | None = None) -> Trace:
         """The trace of one training step; every storage that backward or the optimizer waits for is movable, however small.
 
         A list given as `calls` gets the call of every op of the trace, None for one that cannot be put down.
@@ -109,7 +109,7 @@ def _make_real_model(make_model: Callable[[], Any]) -> Any:
         raise BadModel(f"the factory failed{_where(error)}: {kind_and_first_line(error)}") from error
 
 
-def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, calls: list[Call | None] | None) -> Trace:
+def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, calls: list[OpCall | None] | None) -> Trace:
     on_gpu = step.kernels == "gpu"
     # an accelerator's default is one multi-tensor op for all parameters, a CPU's is a loop
     optimizer = OPTIMIZERS[step.optimizer](model.parameters(), foreach=on_gpu)

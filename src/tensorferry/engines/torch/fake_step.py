@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tensorferry.engines.core.copies import CopyIn, CopyOut, InstantCopy
-from tensorferry.engines.torch.calls import Call, note_call
+from tensorferry.engines.torch.calls import OpCall, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import estimate_workspace
@@ -42,7 +42,7 @@ def follow(
     min_nbytes: int,
     layers: torch.nn.Module | None = None,
     kernels: str = "cpu-lean",
-    calls: list[Call | None] | None = None,
+    calls: list[OpCall | None] | None = None,
     first: bool = False,
 ) -> Trace:
     """The trace of `train`, one step of a model and optimizers whose tensors are fake; raises whatever `train` does.
@@ -139,7 +139,7 @@ class _NothingIn(InstantCopy, CopyIn[torch.UntypedStorage]):
 class FakeStep:
     """Records ops that do not run and so take no time."""
 
-    def __init__(self, store: SavedTensors, recorder: Recorder, kernels: str, calls: list[Call | None] | None) -> None:
+    def __init__(self, store: SavedTensors, recorder: Recorder, kernels: str, calls: list[OpCall | None] | None) -> None:
         self.store = store
         self.recorder = recorder
         self._kernels = kernels

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.calls import Call, RealCalls
+from tensorferry.engines.torch.calls import OpCall, RealCalls
 from tensorferry.import_path import child_path
 from tensorferry.machine.timed_ops import Sample, choose_next
 
@@ -33,21 +33,21 @@ _LARGEST_KEPT_NBYTES = 2**25 - 2**16  # glibc keeps blocks up to 32 MiB, once it
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimingJob:
     """What to time: calls, and what is known of each before."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[OpCall, ...]
     samples: tuple[Sample, ...]
     num_threads: int
     most_seconds: float = MOST_SECONDS
 
 
-def time_calls(calls: Sequence[Call], samples: Sequence[Sample], most_seconds: float = MOST_SECONDS) -> list[Sample]:
+def time_calls(calls: Sequence[OpCall], samples: Sequence[Sample], most_seconds: float = MOST_SECONDS) -> list[Sample]:
     """The samples of the calls, with the seconds of those that were worth timing and could be timed in `most_seconds`."""
     timed = list(samples)
     if not timed:
         return timed
-    job = Job(tuple(calls), tuple(samples), torch.get_num_threads(), most_seconds)
+    job = TimingJob(tuple(calls), tuple(samples), torch.get_num_threads(), most_seconds)
     for line in _run_child(_pack(job), _START_SECONDS + 3 * most_seconds).splitlines():
         index, seconds = json.loads(line)
         timed[index] = replace(timed[index], seconds=seconds)
@@ -67,7 +67,7 @@ def _torch_constant(name: str) -> Any:
     return getattr(torch, name)
 
 
-def _pack(job: Job) -> bytes:
+def _pack(job: TimingJob) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer).dump(job)
     return buffer.getvalue()
@@ -96,13 +96,13 @@ def _run_child(job: bytes, most_seconds: float) -> bytes:
 
 def main() -> None:
     """The child: a job from stdin, for each call that was timed a line with its place and seconds to stdout."""
-    job: Job = pickle.load(sys.stdin.buffer)
+    job: TimingJob = pickle.load(sys.stdin.buffer)
     torch.set_num_threads(job.num_threads)
     for found in time_job(job):
         print(json.dumps(found), flush=True)
 
 
-def time_job(job: Job) -> Iterator[tuple[int, float]]:
+def time_job(job: TimingJob) -> Iterator[tuple[int, float]]:
     """The place of each call that is timed, and its seconds."""
     samples = list(job.samples)
     torch.empty(_LARGEST_KEPT_NBYTES, dtype=torch.uint8)  # freed at once: from here on memory is handed out as in a later step

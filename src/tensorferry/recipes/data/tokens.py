@@ -17,7 +17,7 @@ _PURPOSE = "cutting text into tokens"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TokenVocabulary:
     """What turns text into numbers and back."""
 
     tokenizer: Any  # a `tokenizers.Tokenizer`
@@ -50,7 +50,7 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def make_vocabulary(lines: Sequence[str], num_tokens: int) -> Vocabulary:
+def make_vocabulary(lines: Sequence[str], num_tokens: int) -> TokenVocabulary:
     """At most that many words and parts of words, as they occur in the lines; the same ones for the same lines."""
     tokenizers = load_extra("tokenizers", _PURPOSE)
     byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -68,10 +68,10 @@ def make_vocabulary(lines: Sequence[str], num_tokens: int) -> Vocabulary:
         show_progress=False,
     )
     tokenizer.train_from_iterator(lines, trainer)
-    return Vocabulary(tokenizer)
+    return TokenVocabulary(tokenizer)
 
 
-def load_vocabulary(path: Path) -> Vocabulary:
+def load_vocabulary(path: Path) -> TokenVocabulary:
     """The vocabulary of a tokenizer.json."""
     tokenizers = load_extra("tokenizers", _PURPOSE)
     try:
@@ -82,4 +82,4 @@ def load_vocabulary(path: Path) -> Vocabulary:
     tokenizer.no_padding()
     if missing := [token for token in SPECIAL if tokenizer.token_to_id(token) is None]:
         raise BadData(f"the vocabulary of {str(path)!r} lacks {', '.join(missing)}; BERT needs these special tokens")
-    return Vocabulary(tokenizer)
+    return TokenVocabulary(tokenizer)

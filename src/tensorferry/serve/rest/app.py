@@ -38,7 +38,7 @@ from tensorferry.serve.rest.infer import (
     write_response,
 )
 from tensorferry.serve.rest.protocol import Exchange, HttpRequest, Written
-from tensorferry.serve.rest.routes import Route, WrongMethod, find_route
+from tensorferry.serve.rest.routes import RestRoute, WrongMethod, find_route
 from tensorferry.serve.rest.same_origin import check_control, check_origin
 
 _LOG = logging.getLogger("tensorferry.serve")
@@ -208,7 +208,7 @@ class RestApp:
             headers += b"content-encoding: %s\r\n" % packing.encode()
         return 200, headers, body
 
-    def _generate(self, request: HttpRequest, exchange: Exchange, name: str, version: str, route: Route) -> None:
+    def _generate(self, request: HttpRequest, exchange: Exchange, name: str, version: str, route: RestRoute) -> None:
         spec = self.plane.find(name, version).spec  # before anything is unpacked or read for a model that is not there
         kind = EventGeneration if route.result == "events" else OneGeneration
         unpacker = self._start_unpacking(request, exchange)
@@ -232,7 +232,7 @@ class RestApp:
 
     # ---- everything else ---------------------------------------------------------------------------------------------
 
-    def _answer(self, request: HttpRequest, exchange: Exchange, route: Route, names: Mapping[str, str]) -> None:
+    def _answer(self, request: HttpRequest, exchange: Exchange, route: RestRoute, names: Mapping[str, str]) -> None:
         if route.answer is None:
             page = self.pages.get(route.path)
             if page is None:

@@ -7,7 +7,7 @@ import orjson
 
 from tensorferry import __version__
 from tensorferry.serve.core.tensors import DTYPES
-from tensorferry.serve.rest.routes import ROUTES, Route
+from tensorferry.serve.rest.routes import ROUTES, RestRoute
 
 Schema = dict[str, Any]
 _TEXT: Schema = {"type": "string"}
@@ -31,7 +31,7 @@ def make_document(*, has_keys: bool) -> bytes:
     return orjson.dumps({"openapi": "3.1.0", "info": info, "paths": paths, "components": components})
 
 
-def _describe(route: Route, has_keys: bool) -> dict[str, Any]:
+def _describe(route: RestRoute, has_keys: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"summary": route.title, "operationId": _make_id(route)}
     names = _NAMES.findall(route.path)
     if names:
@@ -68,7 +68,7 @@ def _describe_name(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "description": _DESCRIPTIONS[name], "schema": schema}
 
 
-def _make_id(route: Route) -> str:
+def _make_id(route: RestRoute) -> str:
     """A name for the operation that stands once in the document."""
     words = re.sub(r"[{}]", "", route.path.removeprefix("/v2")).replace("/", "_").replace(".", "_").strip("_")
     return f"{route.method.lower()}_{words or ('server' if route.path == '/v2' else 'page')}"

@@ -25,7 +25,7 @@ class WrongMethod(RequestFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RestRoute:
     """One address. Parts in braces take any name; `body` and `result` are schemas of `openapi`."""
 
     method: str
@@ -51,15 +51,15 @@ class Route:
         return names if is_equal else None
 
 
-def _of_versions(method: str, rest: str, title: str, answer: Answer | None, **more: Any) -> tuple[Route, Route]:
+def _of_versions(method: str, rest: str, title: str, answer: Answer | None, **more: Any) -> tuple[RestRoute, RestRoute]:
     """An address below a model, and the same below one of its versions."""
     return (
-        Route(method, f"/v2/models/{{model}}{rest}", f"{title}, of its newest version", answer, **more),
-        Route(method, f"/v2/models/{{model}}/versions/{{version}}{rest}", title, answer, **more),
+        RestRoute(method, f"/v2/models/{{model}}{rest}", f"{title}, of its newest version", answer, **more),
+        RestRoute(method, f"/v2/models/{{model}}/versions/{{version}}{rest}", title, answer, **more),
     )
 
 
-def _of_memory(kind: str, title: str) -> tuple[Route, ...]:
+def _of_memory(kind: str, title: str) -> tuple[RestRoute, ...]:
     """The addresses of one kind of shared memory."""
     is_cuda = kind == "cuda"
     status = answers.no_regions if is_cuda else answers.list_regions
@@ -68,10 +68,10 @@ def _of_memory(kind: str, title: str) -> tuple[Route, ...]:
     root = f"/v2/{kind}sharedmemory"
     more: Mapping[int, str] = {501: "Error"} if is_cuda else {409: "Error"}
     return (
-        Route("GET", f"{root}/status", f"the regions of {title}", status, result="Regions", is_control=True),
-        Route("POST", f"{root}/unregister", f"forget every region of {title}", unregister, is_control=True),
-        Route("GET", f"{root}/region/{{region}}/status", f"a region of {title}", status, result="Regions", is_control=True),
-        Route(
+        RestRoute("GET", f"{root}/status", f"the regions of {title}", status, result="Regions", is_control=True),
+        RestRoute("POST", f"{root}/unregister", f"forget every region of {title}", unregister, is_control=True),
+        RestRoute("GET", f"{root}/region/{{region}}/status", f"a region of {title}", status, result="Regions", is_control=True),
+        RestRoute(
             "POST",
             f"{root}/region/{{region}}/register",
             f"register a region of {title}",
@@ -80,25 +80,25 @@ def _of_memory(kind: str, title: str) -> tuple[Route, ...]:
             is_control=True,
             other_answers=more,
         ),
-        Route("POST", f"{root}/region/{{region}}/unregister", f"forget a region of {title}", unregister, is_control=True),
+        RestRoute("POST", f"{root}/region/{{region}}/unregister", f"forget a region of {title}", unregister, is_control=True),
     )
 
 
-def _of_settings(path: str, title: str, schema: str, read: Answer, update: Answer) -> tuple[Route, Route]:
+def _of_settings(path: str, title: str, schema: str, read: Answer, update: Answer) -> tuple[RestRoute, RestRoute]:
     return (
-        Route("GET", path, f"{title}", read, result=schema, is_control=True),
-        Route("POST", path, f"change {title}", update, body=schema, result=schema, is_control=True),
+        RestRoute("GET", path, f"{title}", read, result=schema, is_control=True),
+        RestRoute("POST", path, f"change {title}", update, body=schema, result=schema, is_control=True),
     )
 
 
-ROUTES: tuple[Route, ...] = (
-    Route("GET", "/", "the status page", is_control=True, needs_key=False, result="html"),
-    Route("GET", "/status", "what the status page shows", is_control=True, result="object"),
-    Route("GET", "/metrics", "metrics for Prometheus", is_control=True, result="metrics"),
-    Route("GET", "/openapi.json", "this document", result="object"),
-    Route("GET", "/v2", "who answers, and with which extensions", answers.describe_server, result="Server"),
-    Route("GET", "/v2/health/live", "whether the server answers", answers.tell_live, result="Live", needs_key=False),
-    Route(
+ROUTES: tuple[RestRoute, ...] = (
+    RestRoute("GET", "/", "the status page", is_control=True, needs_key=False, result="html"),
+    RestRoute("GET", "/status", "what the status page shows", is_control=True, result="object"),
+    RestRoute("GET", "/metrics", "metrics for Prometheus", is_control=True, result="metrics"),
+    RestRoute("GET", "/openapi.json", "this document", result="object"),
+    RestRoute("GET", "/v2", "who answers, and with which extensions", answers.describe_server, result="Server"),
+    RestRoute("GET", "/v2/health/live", "whether the server answers", answers.tell_live, result="Live", needs_key=False),
+    RestRoute(
         "GET",
         "/v2/health/ready",
         "whether it takes inferences",
@@ -107,7 +107,7 @@ ROUTES: tuple[Route, ...] = (
         needs_key=False,
         other_answers={503: "Ready"},
     ),
-    Route("GET", "/v2/models/stats", "what all models have done", answers.describe_all_statistics, result="Statistics"),
+    RestRoute("GET", "/v2/models/stats", "what all models have done", answers.describe_all_statistics, result="Statistics"),
     *_of_versions("GET", "", "what a model takes and gives", answers.describe_one, result="Model"),
     *_of_versions("GET", "/ready", "whether a model takes inferences", answers.tell_model_ready, result="ModelReady"),
     *_of_versions("GET", "/config", "a model's configuration", answers.describe_one_config, result="object"),
@@ -147,8 +147,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     *_of_settings("/v2/trace/setting", "the trace settings", "TraceSettings", answers.read_trace, answers.update_trace),
     *_of_settings("/v2/logging", "the log settings", "LogSettings", answers.read_log, answers.update_log),
-    Route("POST", "/v2/repository/index", "the models there are", answers.list_models, body="IndexRequest", result="Index"),
-    Route(
+    RestRoute("POST", "/v2/repository/index", "the models there are", answers.list_models, body="IndexRequest", result="Index"),
+    RestRoute(
         "POST",
         "/v2/repository/models/{model}/load",
         "load a model, or load it again",
@@ -158,7 +158,7 @@ ROUTES: tuple[Route, ...] = (
         carries_data=True,
         other_answers={503: "Error"},
     ),
-    Route(
+    RestRoute(
         "POST",
         "/v2/repository/models/{model}/unload",
         "take a model out of service",
@@ -173,7 +173,7 @@ ROUTES: tuple[Route, ...] = (
 
 
 @lru_cache(maxsize=1024)
-def find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+def find_route(method: str, path: str) -> tuple[RestRoute, Mapping[str, str]]:
     """The route of an address without its query, and the names in it; raises NotFound or WrongMethod.
 
     Remembered, as few addresses get nearly all requests.
