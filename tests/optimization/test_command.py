@@ -271,8 +271,7 @@ class _Sorting(torch.nn.Module):
 
 def test_a_missing_extra_says_what_to_install() -> None:
     code = (
-        "import sys; sys.modules['tritonclient'] = None; from tensorferry.cli import main; "
-        "sys.exit(main(['optimize', 'net.onnx']))"
+        "import sys; sys.modules['ml_dtypes'] = None; from tensorferry.cli import main; sys.exit(main(['optimize', 'net.onnx']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from listening import TINY, Told, losses, weights
+from run_processes import begin_long, begin_short, go_on
 
 import tensorferry as ferry
 from tensorferry.train.checkpoints import RunState, list_checkpoints, read_state, save_checkpoint
@@ -41,21 +40,6 @@ def server() -> ForkServerContext:
         ]
     )
     return context
-
-
-def _begin(folder: Path) -> None:
-    torch.set_num_threads(1)
-    sys.exit(begin(TrainRequest(TINY, {"steps": "20"}, out=folder, seed=5, every=3), Told()))
-
-
-def _begin_long(folder: Path) -> None:
-    torch.set_num_threads(1)
-    sys.exit(begin(TrainRequest(TINY, {"steps": "1000000"}, out=folder, seed=5, every=100_000), Told()))
-
-
-def _resume(folder: Path) -> None:
-    torch.set_num_threads(1)
-    sys.exit(resume(folder, Told()))
 
 
 def _start(server: ForkServerContext, target: Callable[[Path], None], folder: Path) -> ForkServerProcess:
@@ -84,7 +68,7 @@ def _wait_for_begin(folder: Path) -> None:
 @pytest.mark.slow
 def test_killed_at_any_moment_a_run_ends_with_the_bits_of_one_that_was_not(server: ForkServerContext, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    process = _start(server, _begin, whole)
+    process = _start(server, begin_short, whole)
     _wait_for_begin(whole)
     began = time.monotonic()
     _finish(process)
@@ -93,13 +77,13 @@ def test_killed_at_any_moment_a_run_ends_with_the_bits_of_one_that_was_not(serve
     stages = set()
     for number in range(NUM_KILLS):
         folder = tmp_path / f"run{number}"
-        process = _start(server, _begin, folder)
+        process = _start(server, begin_short, folder)
         _wait_for_begin(folder)
         time.sleep(draw.uniform(0, 0.9 * seconds))
         process.kill()
         process.join(60)
         stages.add((folder / "checkpoints" / "latest").resolve().name)
-        _finish(_start(server, _resume, folder))
+        _finish(_start(server, go_on, folder))
         assert weights(folder) == weights(whole), f"kill {number}"
         assert losses(folder) == losses(whole), f"kill {number}"
         shutil.rmtree(folder)
@@ -208,7 +192,7 @@ def test_a_second_process_is_kept_out_of_a_folder_until_the_first_is_gone(
     server: ForkServerContext, torch_python: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    first = _start(server, _begin_long, folder)
+    first = _start(server, begin_long, folder)
     _wait_for((folder / "metrics.jsonl").exists)
     try:
         for arguments in (["--resume", folder], [TINY, "--out", folder, "--force"]):

@@ -24,10 +24,10 @@ class _Baseline(TableEstimator):
     def _answer(self, table: Table) -> NDArray:
         return np.broadcast_to(self.answer_, (count_rows(table), *self.answer_.shape)).copy()
 
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
         return {}, {"answer": self.answer_}
 
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:  # noqa: ARG002
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:  # noqa: ARG002
         self.fitted_, self.answer_ = None, arrays["answer"]
 
 

@@ -39,12 +39,12 @@ class TableEstimator(BaseEstimator):
         """Class probabilities, row by class; or values, a row each."""
 
     @abstractmethod
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
         """What was learnt, as JSON has it and as arrays."""
 
     @abstractmethod
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
-        """Become what `_get_state` told."""
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+        """Become what `get_state` told."""
 
     @abstractmethod
     def _read_target(self, target: Any) -> NDArray:

@@ -46,11 +46,11 @@ class _Linear(TableEstimator):
         assert self.fitted_ is not None
         return make_matrix(self.fitted_, table) @ self.coef_.T + self.intercept_
 
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
         assert self.fitted_ is not None
         return {"columns": self.fitted_.to_json()}, {"coef": self.coef_, "intercept": self.intercept_}
 
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
         self.fitted_ = FittedColumns.from_json(facts["columns"])
         self.coef_, self.intercept_ = arrays["coef"], arrays["intercept"]
 

@@ -115,11 +115,11 @@ class _Neural(TableEstimator):
         chunks = ({name: values[start : start + _PREDICT_ROWS] for name, values in inputs.items()} for start in starts)
         return np.concatenate([np.asarray(_to_numpy(self.model_(chunk, training=False)), np.float64) for chunk in chunks])
 
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
         facts = {"parts": {name: part.to_json() for name, part in self.parts_.items()}, "n_iter": self.n_iter_}
         return facts, {f"weight_{place}": weight for place, weight in enumerate(self.model_.get_weights())}
 
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
         self.parts_ = {name: FittedColumns.from_json(part) for name, part in facts["parts"].items()}
         self.n_iter_ = facts["n_iter"]
         self._join_columns()
@@ -179,13 +179,13 @@ class _NeuralRegressor(_Neural, TableRegressor):
     def _answer(self, table: Table) -> NDArray[np.float64]:
         return self._scores(table)[:, 0] * self.scale_ + self.center_
 
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
-        facts, arrays = super()._get_state()
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
+        facts, arrays = super().get_state()
         return {**facts, "center": self.center_, "scale": self.scale_}, arrays
 
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
         self.center_, self.scale_ = facts["center"], facts["scale"]
-        super()._set_state(facts, arrays)
+        super().set_state(facts, arrays)
 
 
 class DNNClassifier(_Deep, _NeuralClassifier):

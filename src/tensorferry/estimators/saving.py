@@ -23,7 +23,7 @@ def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
     """Write a trained estimator into a folder; what was there is replaced file by file, the arrays first."""
     if not hasattr(estimator, "n_features_in_"):
         raise BadUse(f"this {type(estimator).__name__} has learnt nothing yet; call fit before save")
-    facts, arrays = estimator._get_state()
+    facts, arrays = estimator.get_state()
     names = getattr(estimator, "feature_names_in_", None)
     told = {
         "format": _FORMAT,
@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
             made.feature_names_in_ = np.array(told["feature_names"], object)
         if told["classes"] is not None:
             made.classes_ = np.array(told["classes"])
-        made._set_state(told["learnt"], arrays)
+        made.set_state(told["learnt"], arrays)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise BadData(f"the estimator in {str(folder)!r} is damaged: {first_line(error)}") from error
     return made

@@ -86,12 +86,12 @@ class _BoostedTrees(TableEstimator):
         gains = self.booster_.feature_importance("gain", self.n_iter_).astype(np.float64)
         return gains / (gains.sum() or 1.0)
 
-    def _get_state(self) -> tuple[dict[str, Any], Arrays]:
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
         assert self.fitted_ is not None
         text = self.booster_.model_to_string(num_iteration=self.n_iter_)
         return {"columns": self.fitted_.to_json(), "n_iter": self.n_iter_}, {"trees": np.frombuffer(text.encode(), np.uint8)}
 
-    def _set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
         self.fitted_, self.n_iter_ = FittedColumns.from_json(facts["columns"]), facts["n_iter"]
         lightgbm = _load_lightgbm()
         try:

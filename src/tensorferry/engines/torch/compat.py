@@ -48,6 +48,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "any_compiled",
+    "autograd_functions",
     "below_autograd",
     "block_from_weak",
     "compiler_is_loaded",
@@ -66,6 +67,7 @@ __all__ = [
 _OP = torch.ops.aten.add.Tensor
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _COMPILER = "torch._dynamo"
+autograd_functions: Any = torch._C._autograd  # torch.func asks it to turn saved-tensor hooks off
 OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
 IN_PLACE: dict[str, object] = {
@@ -74,7 +76,7 @@ IN_PLACE: dict[str, object] = {
     "_engine_run_backward": torch.autograd,  # what `backward` and `grad` both call, replaced to see a backward pass fail
     "_overloadname": _OP,  # "Tensor" of aten::add.Tensor
     "_overloadpacket": _OP,  # an op without its overload, by which torch counts flops
-    "_saved_tensors_hooks_disable": torch._C._autograd,  # what torch.func calls, replaced to say what to do instead
+    "_saved_tensors_hooks_disable": autograd_functions,  # what torch.func calls, replaced to say what to do instead
     "_schema": _OP,  # what an op takes, returns and writes
     "_should_skip_dynamo": TorchDispatchMode,  # overridden: the default wraps every op in a guard
     "_version": torch.Tensor,  # how often a tensor was written in place

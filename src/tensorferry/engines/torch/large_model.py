@@ -17,7 +17,13 @@ import torch
 
 from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
-from tensorferry.engines.torch.compat import any_compiled, compiler_is_loaded, disable_current_modes, tree_leaves
+from tensorferry.engines.torch.compat import (
+    any_compiled,
+    autograd_functions,
+    compiler_is_loaded,
+    disable_current_modes,
+    tree_leaves,
+)
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
@@ -481,8 +487,7 @@ def _clear_backward_errors(failed: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def _refuse_transforms() -> Iterator[None]:
     """While inside, what torch lets nobody use beside saved-tensor hooks raises `NotSupported`."""
-    autograd: Any = torch._C._autograd
-    original = autograd._saved_tensors_hooks_disable
+    original = autograd_functions._saved_tensors_hooks_disable
 
     def disable(*args: Any) -> None:
         try:
@@ -493,11 +498,11 @@ def _refuse_transforms() -> Iterator[None]:
                 "through saved-tensor hooks. Use loss.backward() or torch.autograd.grad, or call them outside of the context."
             ) from error
 
-    autograd._saved_tensors_hooks_disable = disable
+    autograd_functions._saved_tensors_hooks_disable = disable
     try:
         yield
     finally:
-        autograd._saved_tensors_hooks_disable = original
+        autograd_functions._saved_tensors_hooks_disable = original
 
 
 @contextmanager
