@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -95,6 +96,21 @@ def test_freed_blocks_go_back_at_once_where_the_heap_has_holes(thread: str, hole
     assert rise < 2**20  # what fills the holes takes addresses and no memory
     assert kept < 2**20
     assert kept_for_reuse > 7 * 2**20  # and the holes are there again
+
+
+def test_a_peak_stays_a_meters_own_when_another_one_begins_a_new_one() -> None:
+    nbytes = 64 * 2**20
+    with closing(ResidentMeter()) as meter, closing(ResidentMeter()) as other:
+        before = meter.now_nbytes()
+        block = np.ones(nbytes, np.uint8)
+        del block
+        other.reset_peak()
+        assert other.peak_nbytes() - before < nbytes // 2
+        assert other.highest_nbytes() - before > nbytes // 2
+        assert meter.peak_nbytes() - before > nbytes // 2
+        meter.reset_peak()
+        assert meter.peak_nbytes() - before < nbytes // 2
+        assert meter.highest_nbytes() - before > nbytes // 2
 
 
 def test_dropped_pages_are_no_longer_resident_and_neighbours_stay() -> None:

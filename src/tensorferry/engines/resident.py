@@ -10,6 +10,8 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
+from weakref import WeakSet
 
 _PAGE_NBYTES = resource.getpagesize()
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
@@ -33,7 +35,12 @@ _NEVER_NBYTES = 2**31 - 1
 
 
 class ResidentMeter:
-    """Reads resident memory and its peak; keeps the highest peak seen across resets. A new one begins a new peak."""
+    """Reads resident memory and its peak; keeps the highest peak seen across resets. A new one begins a new peak.
+
+    The kernel has one peak for the whole process: who sets it back tells all other meters what it was.
+    """
+
+    _all: ClassVar[WeakSet["ResidentMeter"]] = WeakSet()
 
     def __init__(self) -> None:
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
@@ -42,8 +49,10 @@ class ResidentMeter:
             self._clear_refs: int | None = os.open("/proc/self/clear_refs", os.O_WRONLY)
         except OSError:
             self._clear_refs = None
-        self._begin_peak()
+        self._peak_nbytes = 0  # before the kernel's peak was last set back, since this meter's was
         self._highest_nbytes = 0
+        self._begin_peak()
+        self._all.add(self)
 
     def now_nbytes(self) -> int:
         """Resident memory at this moment."""
@@ -51,11 +60,10 @@ class ResidentMeter:
 
     def peak_nbytes(self) -> int:
         """The highest resident memory since the last reset, or since the process began."""
-        return self._status_nbytes(b"VmHWM:")
+        return max(self._peak_nbytes, self._status_nbytes(b"VmHWM:"))
 
     def reset_peak(self) -> None:
         """Begin a new peak. Where the kernel refuses, peaks only ever grow and ops show no workspace of their own."""
-        self.highest_nbytes()
         self._begin_peak()
 
     def highest_nbytes(self) -> int:
@@ -78,8 +86,14 @@ class ResidentMeter:
                 os.close(fd)
 
     def _begin_peak(self) -> None:
-        if self._clear_refs is not None:
-            os.write(self._clear_refs, b"5")
+        if self._clear_refs is None:
+            return
+        peak_nbytes = self._status_nbytes(b"VmHWM:")
+        for meter in self._all:
+            meter._peak_nbytes = max(meter._peak_nbytes, peak_nbytes)
+        self._highest_nbytes = max(self._highest_nbytes, self._peak_nbytes)
+        self._peak_nbytes = 0
+        os.write(self._clear_refs, b"5")
 
     def _status_nbytes(self, field: bytes) -> int:
         text = os.pread(self._status, 4096, 0)
