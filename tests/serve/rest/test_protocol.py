@@ -27,6 +27,7 @@ class Echo:
 
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     is_slow: bool = False
+    has_keys: bool = True  # so that `admit` is asked of every request
     owed: list[Exchange] = field(default_factory=list)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
