@@ -3,6 +3,7 @@
 A new estimator says how it trains on a table and what it answers; everything else is here.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import DataConversionWarning, NotFittedError
 from sklearn.utils import Tags, compute_class_weight
 
 from tensorferry.datasets import Dataset
@@ -196,10 +197,6 @@ def _read_values(target: Any) -> NDArray:
     """A value a row, none missing."""
     values = np.asarray(target)
     if values.ndim == 2 and values.shape[1] == 1:
-        import warnings
-
-        from sklearn.exceptions import DataConversionWarning
-
         warnings.warn("A column-vector y was passed when a 1d array was expected", DataConversionWarning, stacklevel=4)
         values = values[:, 0]
     if values.ndim != 1:

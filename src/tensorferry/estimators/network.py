@@ -13,7 +13,7 @@ import numpy as np
 from keras import layers, ops
 
 from tensorferry.feature_columns import columns as fc
-from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes, encode
+from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes
 from tensorferry.feature_columns.table import Table
 
 _FAR = 3.0  # scales away from the centre: where a number begins to count for less
@@ -45,8 +45,7 @@ def make_inputs(fitted: FittedColumns, table: Table, prefix: str) -> dict[str, n
     arrays: dict[str, np.ndarray] = {}
     if fitted.numeric:
         arrays[f"{prefix}_numbers"] = fitted.encode_numbers(table)
-    for place, column in enumerate(fitted.categorical):
-        codes = encode(column.source if isinstance(column, fc.Embedding | fc.Indicator) else column, table)
+    for place, codes in enumerate(fitted.encode_codes(table)):
         arrays[f"{prefix}_codes_{place}"] = codes.codes
         if codes.weights is not None:
             arrays[f"{prefix}_weights_{place}"] = codes.weights
@@ -122,7 +121,7 @@ def default_dimension(num_codes: int) -> int:
 
 def _look_up(table: Any, column: Any, place: int, prefix: str, inputs: dict[str, Any]) -> Any:
     """The entries of a row's codes, added up by their weights."""
-    source = column.source if isinstance(column, fc.Embedding | fc.Indicator) else column
+    source = fc.source_of(column)
     several = isinstance(source, fc.SequenceOf | fc.Weighted)
     length = None if isinstance(source, fc.SequenceOf) else 1
     codes = _input(inputs, f"{prefix}_codes_{place}", length, "int32")

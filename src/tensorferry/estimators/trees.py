@@ -168,7 +168,7 @@ def _load_lightgbm() -> Any:
 
 def _check(column: fc.FeatureColumn) -> fc.FeatureColumn:
     """What trees see of a column; one of several values a row is refused by name."""
-    source = column.source if isinstance(column, fc.Embedding | fc.Indicator) else column
+    source = column if isinstance(column, fc.Numeric) else fc.source_of(column)
     if isinstance(source, fc.SequenceOf | fc.Weighted):
         raise BadData(f"trees take one value a row; {fc.name_of(source)!r} has several or a weight. Leave it out")
     return source

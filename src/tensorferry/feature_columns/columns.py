@@ -196,6 +196,11 @@ def indicator(source: str | Categorical) -> Indicator:
     return Indicator(Vocabulary(source) if isinstance(source, str) else source)
 
 
+def source_of(column: Categorical | Embedding | Indicator) -> Categorical:
+    """The categorical column behind a network's form of it; one that has no such form is its own."""
+    return column.source if isinstance(column, Embedding | Indicator) else column
+
+
 def name_of(column: FeatureColumn) -> str:
     """What a column is called in errors, reports and weights.
 

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from tensorferry.errors import BadData
 from tensorferry.feature_columns import columns as fc
-from tensorferry.feature_columns.table import Table, count_rows, is_numeric, looks_like_a_note, read_numbers, read_words
+from tensorferry.feature_columns.table import (
+    Table,
+    count_rows,
+    is_numeric,
+    looks_like_a_note,
+    read_numbers,
+    read_table,
+    read_words,
+)
 
 _NUM_KNOTS = 32  # quantiles of a numeric column, which say how it is spread
 
@@ -68,7 +76,7 @@ class FittedColumns:
 
     def encode_codes(self, table: Table) -> list[Codes]:
         """The codes of every categorical column."""
-        return [encode(_source(column), table) for column in self.categorical]
+        return [encode(fc.source_of(column), table) for column in self.categorical]
 
     def to_json(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -93,8 +101,6 @@ def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
     >>> infer({"age": [31, 45], "city": ["Rome", "Bern"]})
     [Numeric(name='age'), Vocabulary(name='city', values=(), max_size=10000)]
     """
-    from tensorferry.feature_columns.table import read_table
-
     table = read_table(data)
     left_out = set(ignore)
     found: list[fc.FeatureColumn] = []
@@ -251,10 +257,6 @@ def _measure(table: Table, name: str) -> NumericScale:
     low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
     scale = (high - low) / 2 or float(known.std()) or 1.0
     return NumericScale(name, float(middle), float(scale), tuple(knots.tolist()))
-
-
-def _source(column: fc.Categorical | fc.Embedding | fc.Indicator) -> fc.Categorical:
-    return column.source if isinstance(column, fc.Embedding | fc.Indicator) else column
 
 
 _KINDS = {
