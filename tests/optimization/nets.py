@@ -5,8 +5,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import tensorferry as ferry
+from tensorferry.optimization.build import FP32_DIFFERENCE
+
 NUM_CLASSES = 3
 NUM_ROWS = 24
+BF16_DIFFERENCE = 0.02  # eight bits of a number, through a few layers
 
 
 class Picture(torch.nn.Module):
@@ -71,6 +75,12 @@ def answer(model: torch.nn.Module, *arrays: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         result = model(*map(torch.from_numpy, arrays))
     return (result if isinstance(result, torch.Tensor) else next(iter(result.values()))).numpy()
+
+
+def assert_answers(engine: ferry.Engine, given: np.ndarray, expected: np.ndarray) -> None:
+    """Whether values are the original's, as near as the engine computes: a CPU that has bf16 may well choose it."""
+    allowed = FP32_DIFFERENCE if engine.candidate.precision == "fp32" else BF16_DIFFERENCE
+    assert np.abs(expected - given).max() <= allowed * np.abs(expected).max()
 
 
 def save_program(path: Path) -> Path:

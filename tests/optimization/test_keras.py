@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nets import assert_answers
 
 import tensorferry as ferry
 
@@ -27,7 +28,7 @@ def test_a_keras_model_keeps_its_names_and_answers() -> None:
     engine = ferry.optimize(model, IMAGES, seconds=1)
     assert [tensor.name for tensor in engine.signature.inputs] == ["image"]
     assert [tensor.name for tensor in engine.signature.outputs] == ["classes"]
-    np.testing.assert_allclose(engine(IMAGES[:3]), model(IMAGES[:3]).numpy(), atol=1e-5)
+    assert_answers(engine, engine(IMAGES[:3]), model(IMAGES[:3]).numpy())
     engine.close()
 
 
@@ -38,7 +39,7 @@ def test_a_model_with_several_inputs_by_name_is_asked_by_name() -> None:
     model = keras.Model(ends, keras.layers.Dense(4, name="scores")(joined))
     samples = {"numbers": IMAGES[:, 0, 0], "amounts": IMAGES[:, 1, 0, :2]}
     engine = ferry.optimize(model, samples, seconds=1)
-    np.testing.assert_allclose(engine(**samples), model(samples).numpy(), atol=1e-5)
+    assert_answers(engine, engine(**samples), model(samples).numpy())
     engine.close()
 
 
@@ -54,7 +55,7 @@ def test_names_are_those_of_the_models_dict_whatever_their_order(tmp_path: Path)
     expected = {name: tensor.numpy() for name, tensor in model(samples).items()}
     given = engine(**samples)
     for name, array in expected.items():
-        np.testing.assert_allclose(given[name], array, atol=1e-5)
+        assert_answers(engine, given[name], array)
     backends = {each.candidate.backend for each in engine.result.candidates if each.passed and each.candidate is not None}
     assert backends == {"openvino", "onnxruntime"}  # also tf2onnx, which takes constants of the graph for inputs
     engine.close()
@@ -76,7 +77,7 @@ def test_an_export_that_writes_an_invalid_file_without_an_error_is_caught(tmp_pa
     verdicts = {candidate.route: candidate.verdict for candidate in engine.result.candidates}
     assert verdicts["tf2onnx"].startswith("cannot be loaded")
     assert engine.candidate.backend == "openvino"
-    np.testing.assert_allclose(engine(IMAGES), model(IMAGES).numpy(), atol=1e-5)
+    assert_answers(engine, engine(IMAGES), model(IMAGES).numpy())
     engine.close()
 
 
@@ -84,5 +85,5 @@ def test_a_saved_model_is_read_from_its_folder(tmp_path: Path) -> None:
     model = make_model("relu")
     model.export(tmp_path / "saved", verbose=False)
     engine = ferry.optimize(tmp_path / "saved", IMAGES, seconds=1)
-    np.testing.assert_allclose(engine(IMAGES), model(IMAGES).numpy(), atol=1e-5)
+    assert_answers(engine, engine(IMAGES), model(IMAGES).numpy())
     engine.close()

@@ -20,7 +20,7 @@ ROWS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
 
 def optimize(path: Path, samples: np.ndarray, **options: Any) -> np.ndarray:
     """The answers of the engine made of a file."""
-    engine = ferry.optimize(path, samples, seconds=1, **options)
+    engine = ferry.optimize(path, samples, seconds=1, precision="fp32", **options)
     try:
         return engine(samples)
     finally:
