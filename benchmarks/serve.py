@@ -31,7 +31,7 @@ from results import FigureTable, format_ratios, parse_options, save_result
 from serve_graphs import save_minilm, save_mlp, save_resnet50
 from serve_servers import NotInstalled, Running, run_ferry, run_grpcio, run_mlserver, run_triton
 from serve_soak import soak
-from tensorferry.serve.bench import Measurement, Target, measure
+from tensorferry.serve.bench import LoadResult, Target, measure
 from tensorferry.units import format_bytes, format_seconds
 
 PARTS = ("cpu", "throughput", "latency", "soak")
@@ -147,7 +147,7 @@ def _cost_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _measure_cost(server: Running, is_http: bool, concurrency: int, seconds: float) -> tuple[float, Measurement]:
+def _measure_cost(server: Running, is_http: bool, concurrency: int, seconds: float) -> tuple[float, LoadResult]:
     """CPU seconds a request, and what the client saw."""
     target = Target(server.http if is_http else server.grpc, "mlp", seconds=seconds, as_json=is_http and not server.speaks_binary)
     measure(replace(target, seconds=0.5), [concurrency])

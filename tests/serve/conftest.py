@@ -1,10 +1,10 @@
 """A real server in a process of its own, and the models that most tests of the protocol need."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from certificates import make_certificate
 from models import ONNX_TYPES, save_identity, save_lookup, save_mixing, save_scale, save_sum, write_config
 from running import RunningServer
 
@@ -64,15 +64,7 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for the loopback address that vouches for itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert), "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return cert, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def load_all(repository: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
-_SIGNATURE = "AWS4-HMAC-SHA256 Credential=ferry/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
+SIGNATURE = "AWS4-HMAC-SHA256 Credential=ferry/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
 Environ = dict[str, Any]
 Fault = Callable[[Environ], tuple[str, bytes] | None]  # the status and body to answer with, instead of the server's own
 
@@ -53,7 +53,7 @@ class ObjectServer:
     def send(self, method: str, path: str, data: bytes = b"") -> int:
         """The status of a request; its path goes as it is."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        connection.request(method, path, data, {"content-type": "application/octet-stream", "authorization": _SIGNATURE})
+        connection.request(method, path, data, {"content-type": "application/octet-stream", "authorization": SIGNATURE})
         status = connection.getresponse().status
         connection.close()
         return status

@@ -119,6 +119,39 @@ class Model:
         self.sums.pop(sequence_id, None)
 """
 
+# counts down, a step each time that it sees a request; ROWS tells how many it saw together
+COUNT_DOWN = """
+class Model:
+    inputs = {"FROM": ("INT32", [1])}
+    outputs = {"LEFT": ("INT32", [1]), "ROWS": ("INT32", [1])}
+    max_batch_size = 4
+
+    def load(self, context):
+        self.left = {}
+        self.decoupled = context.config.get("model_transaction_policy", {}).get("decoupled", False)
+
+    def infer(self, requests):
+        return [self.step(request, len(requests)) for request in requests]
+
+    def step(self, request, rows):
+        key = request.sequence_id
+        if request["FROM"][0, 0] == -1:
+            return {"LEFT": [[len(self.left)]], "ROWS": [[rows]]}
+        if request.sequence_start:
+            self.left[key] = int(request["FROM"][0, 0])
+        self.left[key] -= 1
+        left = self.left[key]
+        request.comes_again = left > 0
+        if not request.comes_again:
+            del self.left[key]
+        elif not self.decoupled:
+            return None
+        return {"LEFT": [[left]], "ROWS": [[rows]]}
+
+    def forget(self, sequence_id):
+        self.left.pop(sequence_id, None)
+"""
+
 CALLER = """
 import numpy as np
 

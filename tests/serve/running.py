@@ -17,13 +17,18 @@ class RunningServer:
 
     def __init__(self, repository: Path, *options: str) -> None:
         command = [sys.executable, "-m", "tensorferry.cli", "serve", str(repository), "--http-port", "0", "--grpc-port", "0"]
-        self.process = subprocess.Popen([*command, "--log-json", *options], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([*command, "--log-json", *options], stderr=subprocess.PIPE, text=True)
+        self.open(process, has_admin="--admin-port" in options)
+
+    def open(self, process: subprocess.Popen[str], has_admin: bool) -> None:
+        """Read the log of a server that was just started, and learn its addresses."""
+        self.process = process
         self.lines: list[dict[str, Any]] = []
         self.news: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         self.http = self.wait_for("HTTP on")["message"].rpartition("//")[2]
-        self.admin = self.wait_for("admin on")["message"].rpartition("//")[2] if "--admin-port" in options else ""
+        self.admin = self.wait_for("admin on")["message"].rpartition("//")[2] if has_admin else ""
         self.grpc = self.wait_for("gRPC on")["message"].rpartition(" ")[2]
 
     def _read(self) -> None:

@@ -21,7 +21,7 @@ SMALL, LARGE = 4, 2**19  # numbers of a request
 Start = Callable[..., RunningServer]
 
 
-class Worker(threading.Thread):
+class AskingThread(threading.Thread):
     """A client that asks one request after another until it is told to stop."""
 
     def __init__(self, server: RunningServer, stopping: threading.Event, num_numbers: int) -> None:
@@ -49,7 +49,7 @@ class Worker(threading.Thread):
         self.num_answers += 1
 
 
-class RestWorker(Worker):
+class RestWorker(AskingThread):
     """Keeps one connection, for as long as the server keeps it."""
 
     def ask_all(self) -> None:
@@ -69,7 +69,7 @@ class RestWorker(Worker):
         line.close()
 
 
-class RpcWorker(Worker):
+class RpcWorker(AskingThread):
     """Keeps one channel of grpc's own client."""
 
     def ask_all(self) -> None:

@@ -19,12 +19,13 @@ from tritonclient.grpc import service_pb2 as pb
 from watched import connect, post, read_all, serve, wait_until, wait_until_still
 from wire import Wire, make_request, pack
 
-from tensorferry.serve.core.faults import MemoryFull
+from tensorferry.serve.core.faults import MemoryFull, TooLarge
 from tensorferry.serve.core.limits import MAX_HEADER_NBYTES
 from tensorferry.serve.core.memory import Charge, MemoryBudget
 from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
-from tensorferry.serve.rest.protocol import Connection
+from tensorferry.serve.rest.infer import check_json
+from tensorferry.serve.rest.protocol import HttpConnection
 from tensorferry.serve.server import Server
 
 MIB = 2**20
@@ -81,7 +82,7 @@ def test_uploads_that_are_hung_up_on_leave_nothing(root: Path) -> None:
         assert server.http is not None
         wait_until(lambda: not server.http.connections)
         # by type: asking some objects of other packages what they are an instance of makes them warn
-        assert not [found for found in gc.get_objects() if type(found) is Connection]
+        assert not [found for found in gc.get_objects() if type(found) is HttpConnection]
 
     serve(root, client)
 
@@ -304,6 +305,20 @@ def test_json_of_very_many_values_is_not_parsed(root: Path, model: str, datatype
     answer, _ = serve(root, client)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"binary" in answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"{" + b",".join(b'"%d":1' % key for key in range(300_000)) + b"}",
+        b'{"inputs":[' + b'{"name":"x","datatype":"FP32","shape":[1],"data":[1]},' * 50_000 + b"{}]}",
+    ],
+    ids=["keys", "tensors"],
+)
+def test_json_of_very_many_keys_is_not_parsed(text: bytes) -> None:
+    """A key takes the parser several times as long as a number."""
+    with pytest.raises(TooLarge, match="values"):
+        check_json(text)
 
 
 def test_messages_of_very_many_values_are_not_parsed(root: Path) -> None:

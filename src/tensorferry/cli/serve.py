@@ -29,7 +29,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "repository",
         metavar="FOLDER",
-        help="a model repository: one folder per model; or its address, such as s3://bucket/models",
+        help="a model repository: one folder per model; or its address, such as s3://bucket/models or oci://registry/models:1.0",
     )
     _add_network(parser)
     _add_models(parser)

@@ -44,7 +44,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class LoadResult:
     """One concurrency: requests that were answered, and how long they took."""
 
     concurrency: int
@@ -71,9 +71,7 @@ class Tally:
     num_errors: int = 0
 
 
-def measure(
-    target: Target, concurrencies: list[int], on_each: Callable[[Measurement], None] = lambda _: None
-) -> list[Measurement]:
+def measure(target: Target, concurrencies: list[int], on_each: Callable[[LoadResult], None] = lambda _: None) -> list[LoadResult]:
     """Measure each concurrency in turn; `on_each` hears of every result when it is there."""
     import uvloop
 
@@ -81,7 +79,7 @@ def measure(
     return uvloop.run(_measure_all(target, concurrencies, on_each))
 
 
-async def _measure_all(target: Target, concurrencies: list[int], on_each: Callable[[Measurement], None]) -> list[Measurement]:
+async def _measure_all(target: Target, concurrencies: list[int], on_each: Callable[[LoadResult], None]) -> list[LoadResult]:
     runner = _run_grpc if target.url.startswith("grpc") else _run_http
     results = []
     for concurrency in concurrencies:
@@ -93,7 +91,7 @@ async def _measure_all(target: Target, concurrencies: list[int], on_each: Callab
             raise BadOption(f"{target.url} answered none of {tally.num_errors} requests for the model '{target.model}'")
         p50, p95, p99 = np.percentile(tally.latencies, (50, 95, 99))
         results.append(
-            Measurement(concurrency, seconds, len(tally.latencies), tally.num_errors, p50, p95, p99, time.process_time() - cpu)
+            LoadResult(concurrency, seconds, len(tally.latencies), tally.num_errors, p50, p95, p99, time.process_time() - cpu)
         )
         on_each(results[-1])
     return results
@@ -335,7 +333,7 @@ async def _loop_grpc(infer: Callable[[Any], Awaitable[Any]], request: bytes, tal
             tally.num_errors += 1
 
 
-def format_row(result: Measurement) -> str:
+def format_row(result: LoadResult) -> str:
     """One line under `TABLE_HEADER`."""
     share = result.client_cpu_seconds / result.seconds
     return (

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from tensorferry.serve.core.limits import BACKLOG, GRACE_SECONDS, HANDSHAKE_SECONDS
 
 
-class Connection(Protocol):
+class FrontConnection(Protocol):
     """What a front needs of a protocol's connections, which add themselves to its set and leave it."""
 
     transport: asyncio.Transport
@@ -25,7 +25,7 @@ class Connection(Protocol):
         """End what takes too long."""
 
 
-AnyConnection = TypeVar("AnyConnection", bound=Connection)
+AnyConnection = TypeVar("AnyConnection", bound=FrontConnection)
 
 
 class Front(Generic[AnyConnection]):

@@ -118,9 +118,9 @@ class Server:
         )
         self.budget = MemoryBudget(options.max_memory_nbytes)
         self.registry = make_registry(self.repository, lambda: self.plane.num_under_way)
-        self.http: Front[rest.Connection] | None = None
-        self.grpc: Front[http2.Connection] | None = None
-        self.admin: Front[rest.Connection] | None = None
+        self.http: Front[rest.HttpConnection] | None = None
+        self.grpc: Front[http2.Http2Connection] | None = None
+        self.admin: Front[rest.HttpConnection] | None = None
         self.http_port: int | None = None
         self.admin_port: int | None = None
         self.grpc_port: int | None = None
@@ -154,7 +154,7 @@ class Server:
         if self.plane.traces is not None:
             await asyncio.to_thread(self.plane.traces.close)
 
-    async def _start_http(self, host: str, port: int, access: Access) -> tuple[Front[rest.Connection], int]:
+    async def _start_http(self, host: str, port: int, access: Access) -> tuple[Front[rest.HttpConnection], int]:
         options = self.options
         document = make_document(has_keys=access.has_keys)
         status_page = make_page()  # now, because making it takes long enough to keep a request waiting
@@ -170,7 +170,7 @@ class Server:
             max_connections=options.max_connections,
             read_seconds=options.read_seconds,
         )
-        front = Front(lambda connections: rest.Connection(app, limits, self.budget, connections), limits.max_connections)
+        front = Front(lambda connections: rest.HttpConnection(app, limits, self.budget, connections), limits.max_connections)
         return front, await _listen(front, host, port, _open_certificates(options, "http/1.1"))
 
     async def _start_grpc(self, port: int) -> None:
@@ -182,7 +182,7 @@ class Server:
         )
         service = Service(self.plane, self.access, limits.max_message_nbytes)
         self.grpc = Front(
-            lambda connections: http2.Connection(service, limits, self.budget, connections), options.max_connections
+            lambda connections: http2.Http2Connection(service, limits, self.budget, connections), options.max_connections
         )
         self.grpc_port = await _listen(self.grpc, options.host, port, _open_certificates(options, "h2"))
         _LOG.info("gRPC on %s:%d", options.host, self.grpc_port)

@@ -16,7 +16,7 @@ def start(options: ServeOptions) -> int:
 def bench(options: BenchOptions) -> int:
     """Measure a server and print a line for every concurrency; the exit code is 1 where a request failed."""
     try:
-        from tensorferry.serve.bench import TABLE_HEADER, Measurement, Target, format_row, measure
+        from tensorferry.serve.bench import TABLE_HEADER, LoadResult, Target, format_row, measure
     except ModuleNotFoundError as error:
         raise missing_extra("ferry bench-serve", error.name, "serve") from error
     target = Target(
@@ -29,9 +29,9 @@ def bench(options: BenchOptions) -> int:
         seconds=options.seconds,
         as_json=options.as_json,
     )
-    results: list[Measurement] = []
+    results: list[LoadResult] = []
 
-    def show(result: Measurement) -> None:
+    def show(result: LoadResult) -> None:
         if not results:  # not before there is a row, so that an error stands alone
             print(TABLE_HEADER)
         results.append(result)

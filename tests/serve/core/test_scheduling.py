@@ -35,7 +35,7 @@ PADDED = (
 )
 
 
-class Gate:
+class GatedRunner:
     """A runner that notes its batches and lets each through when told."""
 
     def __init__(self) -> None:
@@ -62,10 +62,10 @@ class Behind:
         policy: BatchPolicy,
         num_gates: int = 1,
         limiter: Limiter | None = None,
-        spare: Gate | None = None,
+        spare: GatedRunner | None = None,
         **instance: object,
     ) -> None:
-        self.gates = [Gate() for _ in range(num_gates)]
+        self.gates = [GatedRunner() for _ in range(num_gates)]
         instances = [Instance(gate, **instance) for gate in self.gates]
         self.stats = Stats()
         self.scheduler = Scheduler(
@@ -139,9 +139,9 @@ def test_an_answer_that_cannot_be_told_ends_neither_the_instance_nor_its_batch(r
     def refuse(outcome: object) -> None:
         raise KeyError(5)
 
-    behind = Behind(BatchPolicy(max_batch_size=1), spare=Gate() if runs_here else None)
+    behind = Behind(BatchPolicy(max_batch_size=1), spare=GatedRunner() if runs_here else None)
     gate = behind.scheduler.spare or behind.gates[0]
-    assert isinstance(gate, Gate)
+    assert isinstance(gate, GatedRunner)
     gate.passes.release(2)
     for value in (1, 2):
         behind.scheduler.num_quick = 1000 if runs_here else 0
@@ -156,7 +156,7 @@ def test_an_answer_that_cannot_be_told_ends_neither_the_instance_nor_its_batch(r
 
 def test_an_output_that_cannot_be_finished_is_an_error_of_its_request() -> None:
     spec = ModelSpec("odd", 8, SPEC.inputs, (TensorSpec("y", "INVALID", (-1, 1)),))
-    gate = Gate()
+    gate = GatedRunner()
     gate.passes.release(1)
     scheduler = Scheduler(spec, BatchPolicy(), [Instance(gate)], Stats(), limiter=Limiter(), deferred=DeferredCalls(), name="odd")
     model = RuntimeModel(1, ModelConfig(), spec, gate, scheduler, None)
@@ -218,7 +218,7 @@ def test_a_resource_lets_so_many_instances_run_and_no_more() -> None:
 
 
 def test_a_quick_model_runs_in_the_thread_that_asks_until_a_batch_is_slow() -> None:
-    spare = Gate()
+    spare = GatedRunner()
     behind = Behind(BatchPolicy(max_batch_size=8), spare=spare)
     (gate,) = behind.gates
     behind.scheduler.num_quick = 1000  # as after many quick batches, however slow this machine is now
@@ -236,7 +236,7 @@ def test_a_quick_model_runs_in_the_thread_that_asks_until_a_batch_is_slow() -> N
 
 
 def test_a_batch_in_the_asking_thread_takes_the_place_of_an_instance() -> None:
-    spare = Gate()
+    spare = GatedRunner()
     behind = Behind(BatchPolicy(max_batch_size=8), spare=spare)
     (gate,) = behind.gates
     behind.submit(1)

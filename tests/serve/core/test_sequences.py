@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
+import openvino.opset13 as ops
 import pytest
 from asking import Question, wait_until
 from models import save_graph, tensor
@@ -16,6 +18,7 @@ from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable
 from tensorferry.serve.core.loading import Workshop, load_model
 from tensorferry.serve.core.requests import RequestOptions, SequenceStep
+from tensorferry.serve.core.sequence_policy import read_sequences
 from tensorferry.serve.core.sequences import SequenceModel
 
 OLDEST = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 2 } }"
@@ -180,3 +183,76 @@ def test_a_control_that_the_model_does_not_have_is_told(load: Any, tmp_path: Pat
     save_controlled(tmp_path / "model" / "1" / "model.onnx")
     with pytest.raises(BadModel, match="leaves out the input 'old'"):
         load(CONTROLS.replace("STATE", ""))
+
+
+def save_rows(path: Path, num_rows: int) -> None:
+    """Adds up what comes in each row, and knows its sequences by nothing else: the sums are the model's own."""
+    x, start, ready = (ops.parameter([-1, 1], np.int32) for _ in range(3))
+    zero = ops.constant(np.zeros([num_rows, 1], np.int32))
+    old = ops.read_value(zero, "sums", np.int32, ov.PartialShape([num_rows, 1]))
+    began = ops.select(ops.greater(start, zero), zero, old)
+    new = ops.add(began, ops.multiply(x, ready))
+    rows = ops.constant(np.arange(num_rows, dtype=np.int32)[:, None])
+    results = [ops.result(ops.concat([new, rows], 1))]
+    for node, name in ((x, "x"), (start, "start"), (ready, "ready"), (results[0], "sum_and_row")):
+        node.output(0).get_tensor().set_names({name})
+    path.parent.mkdir(parents=True)
+    ov.save_model(ov.Model(results, [ops.assign(new, "sums")], [x, start, ready], "rows"), path, compress_to_fp16=False)
+
+
+DIRECT = """
+backend: "openvino"
+max_batch_size: 3
+input { name: "x" data_type: TYPE_INT32 dims: 1 }
+output { name: "sum_and_row" data_type: TYPE_INT32 dims: 2 }
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  direct { UTILIZATION }
+  control_input { name: "start" control { kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } }
+  control_input { name: "ready" control { kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] } }
+}
+"""
+
+
+def ask_row(model: SequenceModel, sequence: int, value: int, **flags: bool) -> list[int]:
+    """The sum of a sequence with one more value, and the row that it has."""
+    return list(tell(model, sequence, value, **flags).answer()["sum_and_row"][0])
+
+
+def test_a_sequence_keeps_its_row_and_the_model_its_state(load: Any, tmp_path: Path) -> None:
+    save_rows(tmp_path / "model" / "1" / "model.xml", 3)
+    model = load(DIRECT.replace("UTILIZATION", ""))
+    for each in (1, 2, 3):
+        assert ask_row(model, each, each, start=True) == [each, each - 1]
+    late = tell(model, 4, 100, start=True)
+    assert ask_row(model, 2, 10) == [12, 1]  # the rows of the others were there, and not ready
+    assert ask_row(model, 3, 10) == [13, 2]
+    assert not late.done.is_set()
+    assert ask_row(model, 2, 10, end=True) == [22, 1]
+    assert list(late.answer()["sum_and_row"][0]) == [100, 1]
+    for step in range(1, 40):  # long enough for a quick model to be run elsewhere, if it were not stateful
+        assert ask_row(model, 1, 1) == [1 + step, 0]
+    questions = [tell(model, each, 1000) for each in (4, 1, 3) for _ in range(5)]
+    assert [int(question.answer()["sum_and_row"][0, 0]) for question in questions] == [
+        *(1100, 2100, 3100, 4100, 5100),
+        *(1040, 2040, 3040, 4040, 5040),
+        *(1013, 2013, 3013, 4013, 5013),
+    ]
+    assert ask_row(model, 4, 1) == [5101, 1]
+
+
+def test_slots_wait_for_company_until_enough_are_used(load: Any, tmp_path: Path) -> None:
+    save_rows(tmp_path / "model" / "1" / "model.xml", 3)
+    model = load(DIRECT.replace("UTILIZATION", "max_queue_delay_microseconds: 60000000 minimum_slot_utilization: 0.6"))
+    first = tell(model, 1, 1, start=True)
+    assert not first.done.wait(0.05)
+    second = tell(model, 2, 2, start=True)
+    assert [int(each.answer()["sum_and_row"][0, 0]) for each in (first, second)] == [1, 2]
+    assert model.stats.execution_count == 1
+
+
+def test_without_a_ready_control_an_instance_has_one_sequence(tmp_path: Path) -> None:
+    config = DIRECT.replace("UTILIZATION", "").replace('control_input { name: "ready"', 'control_input { name: "end"')
+    config = config.replace("CONTROL_SEQUENCE_READY", "CONTROL_SEQUENCE_END")
+    (tmp_path / "config.pbtxt").write_text(config)
+    assert read_sequences(read_config(tmp_path), tmp_path, is_python=False).num_slots == 1

@@ -14,13 +14,13 @@ from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
 from tensorferry.serve.grpc.calls import Call, Status, Unary
-from tensorferry.serve.grpc.connection import Connection
+from tensorferry.serve.grpc.connection import Http2Connection
 from tensorferry.serve.grpc.frames import MAX_WINDOW, RST_STREAM, Setting
 from tensorferry.serve.grpc.headers import CallHeaders
 from tensorferry.serve.grpc.streams import Stream
 
 
-class Echo:
+class RpcEcho:
     """Answers `wrong` with an error, `never` not at all, and anything else with itself."""
 
     def open(self, stream: Stream, head: CallHeaders) -> Call:
@@ -41,7 +41,9 @@ def serve(client: Callable[[str], Any], limits: RpcLimits, *, is_draining: bool 
     """What a client, in a thread of its own, makes of it."""
 
     async def run() -> Any:
-        front: Front[Connection] = Front(lambda connections: Connection(Echo(), limits, MemoryBudget(2**30), connections))
+        front: Front[Http2Connection] = Front(
+            lambda connections: Http2Connection(RpcEcho(), limits, MemoryBudget(2**30), connections)
+        )
         port = await front.start("127.0.0.1", 0, None)
         front.is_draining = is_draining
         try:

@@ -229,6 +229,15 @@ def test_trailers_of_the_client_end_its_request(wire: Wire) -> None:
     assert wire.answer(stream).status == 0
 
 
+@pytest.mark.parametrize("field", [(":path", "/"), ("Upper", "case"), ("connection", "close"), ("x", "a\nb")])
+def test_malformed_trailers_end_their_stream_alone(wire: Wire, field: tuple[str, str]) -> None:
+    stream = wire.begin()
+    wire.data(stream, pack(make_request()), ends=False)
+    wire.frame(HEADERS, END_HEADERS | END_STREAM, stream, wire.encoder.encode([field]))
+    assert wire.answer(stream).reset is Code.PROTOCOL_ERROR
+    assert_good(wire)
+
+
 def test_more_streams_than_allowed_are_refused_and_may_be_tried_again(wire: Wire) -> None:
     allowed = wire.until(lambda frame: frame.type == SETTINGS).settings[Setting.MAX_CONCURRENT_STREAMS]
     streams = [wire.begin() for _ in range(allowed)]
@@ -353,34 +362,6 @@ def test_a_client_that_says_goodbye_gets_its_answers_first(wire: Wire) -> None:
     wire.until(lambda frame: isinstance(frame, GoAwayFrame) and frame.last_stream_id == stream)
     assert wire.answer(stream).status == 0
     assert wire.read() is None
-
-
-# ---- streams that are over (RFC 9113, 5.1) ---------------------------------------------------------------------------------
-
-
-def test_frames_behind_the_clients_own_reset_are_told_that_the_stream_is_closed(wire: Wire) -> None:
-    for kind, payload in ((DATA, b"x"), (HEADERS, b"\x00\x01x\x01y")):
-        stream = wire.begin()
-        wire.frame(RST_STREAM, 0, stream, number(Code.CANCEL))
-        wire.frame(kind, END_HEADERS | END_STREAM if kind == HEADERS else 0, stream, payload)
-        reset = wire.until(lambda frame, stream=stream: frame.stream_id == stream and frame.type == RST_STREAM)
-        assert reset.error_code == Code.STREAM_CLOSED
-    assert_good(wire)
-
-
-def test_headers_of_a_stream_that_has_ended_end_the_connection(server: RunningServer) -> None:
-    with Wire(server.grpc) as wire:
-        assert_good(wire)
-        wire.frame(HEADERS, END_HEADERS | END_STREAM, wire.number, wire.encoder.encode(wire.head()))
-        assert wire.goaway() is Code.STREAM_CLOSED
-
-
-def test_a_stream_that_was_left_out_cannot_begin_later(server: RunningServer) -> None:
-    with Wire(server.grpc) as wire:
-        wire.number = 3
-        assert_good(wire)  # on stream 5
-        wire.frame(HEADERS, END_HEADERS, 3, wire.encoder.encode(wire.head()))
-        assert wire.goaway() is Code.PROTOCOL_ERROR
 
 
 @pytest.mark.parametrize(("nbytes", "status"), [(10_000, 0), (20_000, 8)])

@@ -11,7 +11,7 @@ from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
 from tensorferry.serve.grpc.calls import Call, Unary
-from tensorferry.serve.grpc.connection import Connection
+from tensorferry.serve.grpc.connection import Http2Connection
 from tensorferry.serve.grpc.frames import ACK, PING, Code
 from tensorferry.serve.grpc.headers import CallHeaders
 from tensorferry.serve.grpc.streams import Stream
@@ -31,7 +31,9 @@ def serve(limits: RpcLimits, client: Callable[[str], Any]) -> Any:
     """What a client, in a thread of its own, makes of a server with such limits."""
 
     async def run() -> Any:
-        front: Front[Connection] = Front(lambda connections: Connection(Never(), limits, MemoryBudget(2**30), connections))
+        front: Front[Http2Connection] = Front(
+            lambda connections: Http2Connection(Never(), limits, MemoryBudget(2**30), connections)
+        )
         port = await front.start("127.0.0.1", 0, None)
         try:
             return await asyncio.to_thread(client, f"127.0.0.1:{port}")

@@ -189,6 +189,9 @@ def test_log_and_trace_settings_are_read_and_changed(client: Any) -> None:
     assert client.update_trace_settings("double", {"trace_level": ["TIMESTAMPS"]})["trace_level"] == ["TIMESTAMPS"]
     assert client.get_trace_settings("sum")["trace_level"] == ["OFF"]
     assert client.update_trace_settings("double", {"trace_level": None})["trace_level"] == ["OFF"]
+    for key, default in (("trace_level", ["OFF"]), ("trace_rate", "1000"), ("trace_file", "")):
+        client.update_trace_settings("double", {key: ["TIMESTAMPS"] if key == "trace_level" else ["7"]})
+        assert client.update_trace_settings("double", {key: []})[key] == default  # as Triton has it: nothing is the default
 
 
 def test_cuda_shared_memory_is_refused_politely(client: Any) -> None:

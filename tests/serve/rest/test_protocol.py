@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tensorferry.serve.core.limits import HttpLimits
 from tensorferry.serve.core.memory import MemoryBudget
-from tensorferry.serve.rest.protocol import Connection, Exchange, HttpRequest, Written
+from tensorferry.serve.rest.protocol import Exchange, HttpConnection, HttpRequest, Written
 
 HEAD = "POST /{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {nbytes}\r\n\r\n"
 CHUNKED = b"POST /chunked HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n"
@@ -22,7 +22,7 @@ def make_request(path: str, body: bytes) -> bytes:
 
 
 @dataclass
-class Echo:
+class HttpEcho:
     """An app that keeps what it was asked, and answers at once or, where it is slow, when told."""
 
     asked: list[tuple[str, bytes]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Echo:
         raise error
 
 
-class Line:
+class FakeTransport:
     """A transport that counts answers."""
 
     def __init__(self) -> None:
@@ -84,9 +84,9 @@ class Line:
         return False
 
 
-def connect(app: Echo) -> tuple[Connection, Line]:
+def connect(app: HttpEcho) -> tuple[HttpConnection, FakeTransport]:
     """A connection to `app`."""
-    connection, line = Connection(app, HttpLimits(), MemoryBudget(2**20), set()), Line()
+    connection, line = HttpConnection(app, HttpLimits(), MemoryBudget(2**20), set()), FakeTransport()
     connection.connection_made(line)
     return connection, line
 
@@ -119,13 +119,13 @@ def _borders(asked: list[tuple[str, bytes]]) -> Iterator[int]:
 @given(cut_messages(), st.booleans())
 def test_requests_do_not_depend_on_how_they_arrive(cut: tuple[list[tuple[str, bytes]], list[bytes]], is_slow: bool) -> None:
     asked, pieces = cut
-    app = Echo(is_slow=is_slow)
+    app = HttpEcho(is_slow=is_slow)
     line = asyncio.run(deliver(app, pieces))
     assert app.asked == [(f"/{path}", body) for path, body in asked]
     assert line.num_answers == len(asked)
 
 
-async def deliver(app: Echo, pieces: list[bytes]) -> Line:
+async def deliver(app: HttpEcho, pieces: list[bytes]) -> FakeTransport:
     """Have pieces arrive, and everything that is in them answered."""
     connection, line = connect(app)
     for piece in pieces:
@@ -138,7 +138,7 @@ async def deliver(app: Echo, pieces: list[bytes]) -> Line:
 
 
 def test_a_request_in_the_body_of_another_is_not_taken_for_one() -> None:
-    app = Echo()
+    app = HttpEcho()
     outer = make_request("outer", INNER)
     # the head of the first is known from there on
     asyncio.run(deliver(app, [INNER, INNER + outer[: -len(INNER)], outer[-len(INNER) :]]))
@@ -146,14 +146,14 @@ def test_a_request_in_the_body_of_another_is_not_taken_for_one() -> None:
 
 
 def test_a_head_that_does_not_tell_the_length_is_read_each_time() -> None:
-    app = Echo()
+    app = HttpEcho()
     line = asyncio.run(deliver(app, [CHUNKED] * 3))
     assert app.asked == [("/chunked", b"abcd")] * 3
     assert line.num_answers == 3
 
 
 def test_what_follows_the_last_request_of_a_connection_is_not_answered() -> None:
-    app = Echo()
+    app = HttpEcho()
     last = INNER.replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     line = asyncio.run(deliver(app, [last, last]))
     assert app.asked == [("/inner", b"1234")]

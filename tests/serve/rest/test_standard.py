@@ -83,5 +83,17 @@ def test_a_bad_request_behind_good_ones_is_answered_after_them(server: RunningSe
     assert found.rindex(b"HTTP/1.1 400 ") > found.rindex(b"HTTP/1.1 200 ")
 
 
+def test_a_client_that_sent_ahead_may_do_so_again(server: RunningServer) -> None:
+    good = write_infer(b"host: localhost").replace(b"connection: close\r\n", b"")
+    num_ahead = 8 * 4096 // len(good)  # more than is parsed at a time
+    host, _, port = server.http.partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        for _ in range(3):
+            line.sendall(good * num_ahead)
+            found = b""
+            while found.count(ANSWER) < num_ahead:
+                found += line.recv(65_536)
+
+
 def test_nothing_is_connected_to(server: RunningServer) -> None:
     assert ask(server, b"CONNECT ferry:22 HTTP/1.1\r\nhost: ferry:22\r\n\r\n").startswith(b"HTTP/1.1 405 ")

@@ -130,7 +130,6 @@ def test_a_server_that_dies_leaves_what_was_there_and_another_run_begins_with_it
         ("s3:///models", "names no place"),
         ("s3://key:secret@bucket/models", "put credentials into the environment"),
         ("s4://bucket/models", "did you mean 's3'"),
-        ("hf://org/models", "pip install fsspec huggingface_hub"),
     ],
 )
 def test_a_source_that_cannot_be_used_is_one_line(

@@ -11,6 +11,7 @@ RequestFault
 ├── Unavailable      not now: loading, full, too late, shutting down
 ├── Unsupported      the protocol has it, this server does not
 └── ModelFault       the model itself failed on a request that looked right
+    └── NotOver      it wants to see the request again, and nobody was there to bring it back
 """
 
 from tensorferry.errors import FerryError
@@ -58,6 +59,10 @@ class Unsupported(RequestFault):
 
 class ModelFault(RequestFault):
     """The model itself failed on a request that looked right."""
+
+
+class NotOver(ModelFault):
+    """The model wants to see the request again; told to a client only where nobody brings it back."""
 
 
 def as_fault(error: Exception) -> RequestFault:

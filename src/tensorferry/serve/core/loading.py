@@ -56,10 +56,12 @@ def load_model(
     *,
     is_sent: bool = False,
     stats: Stats | None = None,
+    instance_of: SequencePolicy | None = None,
 ) -> Model:
     """The model in `folder / version`, warmed up; raises BadModel or MissingExtra.
 
-    A Python model finds others through `find`; one whose files were sent by a client (`is_sent`) is refused.
+    A Python model finds others through `find`; one whose files were sent by a client (`is_sent`) is refused. With
+    `instance_of`, it is one instance of a model that has sequences.
     """
     backend, path = find_backend(config, folder / str(version))
     stats = stats or Stats()
@@ -67,7 +69,7 @@ def load_model(
         policy = read_sequences(config, folder, is_python=backend == "python")
 
         def load_instance(plain: Any) -> Model:
-            return load_model(workshop, folder, version, plain, find, is_sent=is_sent, stats=stats)
+            return load_model(workshop, folder, version, plain, find, is_sent=is_sent, stats=stats, instance_of=policy)
 
         return _load_sequence_model(folder, version, config, policy, load_instance, stats)
     groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
@@ -90,8 +92,10 @@ def load_model(
         for runner in runners:
             warm_up(complete, spec, runner, folder)
         queue_policy = read_policy(complete, workshop.default_max_queue)
-        # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for
-        if spec.has_fixed_sizes and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances):
+        # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for;
+        # and nothing with a state, which the runner may keep
+        is_plain = instance_of is None and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)
+        if is_plain and spec.has_fixed_sizes:
             spare = runtime.new_runner()
             runners.append(spare)
         scheduler = Scheduler(
@@ -103,6 +107,7 @@ def load_model(
             deferred=workshop.deferred,
             name=f"{config.name}/{version}",
             spare=spare,
+            rows=instance_of.rows if instance_of is not None else None,
         )
     except Exception:
         for runner in runners:

@@ -148,6 +148,7 @@ class RuntimeModel:
                 priority=options.priority,
                 timeout_seconds=options.timeout_microseconds / 1e6,
                 trace=options.trace,
+                slot=options.sequence.slot if options.sequence is not None else 0,
                 model=self,
                 tell=done,
                 started=started,

@@ -36,6 +36,7 @@ class Job:
     deadline: float | None = None
     cancelled: bool = False
     trace: RequestTrace | None = None
+    slot: int = 0  # of the sequence that it is of
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class SequenceStep:
     id: int | str
     is_start: bool = False
     is_end: bool = False
+    slot: int = 0  # of the instance that its sequence runs on
 
 
 # one is made for many requests, and a frozen dataclass takes three times as long to make

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from tensorferry.serve.core.batching import merge, split
 from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.fixed_rows import FixedRows
 from tensorferry.serve.core.limiter import Limiter
 from tensorferry.serve.core.queueing import BatchPolicy, Job, JobQueue
 from tensorferry.serve.core.spec import ModelSpec
@@ -62,8 +63,10 @@ class Scheduler:
         deferred: DeferredCalls,
         name: str,
         spare: Runner | None = None,
+        rows: FixedRows | None = None,
     ) -> None:
         self.spec = spec
+        self.rows = rows
         self.stats = stats
         self.limiter = limiter
         self.deferred = deferred
@@ -218,10 +221,14 @@ class Scheduler:
             num_rows.append(job.num_rows)
         try:
             merged = merge(self.spec, requests)
+            if self.rows is not None:
+                merged = self.rows.place(merged, [job.slot for job in batch])
             merged_at = time.perf_counter_ns()
             outputs = runner.run(merged, self.spec.output_names)
             inferred_at = time.perf_counter_ns()
-            self._check(outputs, total_rows)
+            self._check(outputs, total_rows if self.rows is None else self.rows.num_rows)
+            if self.rows is not None:
+                outputs = self.rows.pick(outputs, [job.slot for job in batch])
             parts = split(self.spec, outputs, requests, num_rows)
         except Exception as error:
             self._fail(runner, batch, error)

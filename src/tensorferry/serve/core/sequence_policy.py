@@ -1,5 +1,6 @@
 """Sequence batching as a configuration asks for it: the strategy, the control inputs, and the states that the server keeps."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest
+from tensorferry.serve.core.fixed_rows import FixedRows
 from tensorferry.serve.core.requests import SequenceStep
 from tensorferry.serve.core.spec import datatype_name
 from tensorferry.serve.core.tensors import DTYPES, Array, decode_bytes
@@ -28,6 +30,13 @@ class ControlInput:
     kind: str  # START, END, READY or CORRID
     datatype: str
     values: tuple[Any, Any] = (0, 1)  # for false and true
+
+    @property
+    def idle(self) -> Any:
+        """Its value in a row without a request."""
+        if self.kind == "CORRID":
+            return b"" if self.datatype == "BYTES" else 0
+        return self.values[False]
 
     def make(self, step: SequenceStep, is_batched: bool) -> Array:
         """Its array for one request."""
@@ -63,25 +72,33 @@ class SequencePolicy:
     max_sequences: int  # that there may be, those that wait for an instance among them
     controls: tuple[ControlInput, ...]
     states: tuple[StateTensor, ...]
+    rows: FixedRows | None = None  # where each slot of an instance is a row of its batches
+    is_iterative: bool = False  # a request is a sequence by itself, which the model sees until it is over
 
 
 def read_sequences(config: Any, folder: Path, *, is_python: bool) -> SequencePolicy:
     """The policy of a configuration with `sequence_batching`; raises BadModel."""
     batching = config.sequence_batching
-    if batching.iterative_sequence:
-        raise BadModel(f"model '{config.name}' asks for iterative sequences, which this server does not do")
+    if batching.iterative_sequence and (batching.state or not is_python):
+        raise BadModel(
+            f"model '{config.name}' has an iterative_sequence; only a Python model that keeps its own state can do that"
+        )
+    controls = tuple(_read_controls(config))
     rows = max(1, config.max_batch_size)
+    # states of ours, and those of a model that asks for the sequence, follow their request to whatever row it is in
+    has_fixed_rows = not (batching.HasField("oldest") or is_python or batching.state) and rows > 1
     if batching.HasField("oldest"):
-        num_slots = max(1, batching.oldest.max_candidate_sequences)
-    else:
-        # a model may know its sequences by their row, which a batch of others would shift; states of ours are shifted with it
-        num_slots = rows if is_python or batching.state else 1
+        rows = max(1, batching.oldest.max_candidate_sequences)
+    elif has_fixed_rows and not any(control.kind == "READY" for control in controls):
+        rows, has_fixed_rows = 1, False  # the model could not tell an empty row from a request
     return SequencePolicy(
         idle_seconds=batching.max_sequence_idle_microseconds / 1e6 or _DEFAULT_IDLE_SECONDS,
-        num_slots=num_slots,
+        num_slots=rows,
         max_sequences=_read_max_sequences(config),
-        controls=tuple(_read_controls(config)),
+        controls=controls,
         states=tuple(_read_state(config, state, folder) for state in batching.state),
+        rows=FixedRows(rows, {control.name: control.idle for control in controls}) if has_fixed_rows else None,
+        is_iterative=batching.iterative_sequence,
     )
 
 
@@ -92,10 +109,14 @@ def without_sequences(config: Any, policy: SequencePolicy) -> Any:
     plain.ClearField("sequence_batching")
     batching = config.sequence_batching
     if config.max_batch_size > 1 and policy.num_slots > 1:
-        chosen = batching.oldest if batching.HasField("oldest") else batching.direct
-        plain.dynamic_batching.max_queue_delay_microseconds = chosen.max_queue_delay_microseconds
+        plain.dynamic_batching.SetInParent()
         if batching.HasField("oldest"):
+            plain.dynamic_batching.max_queue_delay_microseconds = batching.oldest.max_queue_delay_microseconds
             plain.dynamic_batching.preferred_batch_size.extend(batching.oldest.preferred_batch_size)
+        elif batching.direct.minimum_slot_utilization > 0:
+            few = min(math.ceil(batching.direct.minimum_slot_utilization * policy.num_slots), config.max_batch_size)
+            plain.dynamic_batching.max_queue_delay_microseconds = batching.direct.max_queue_delay_microseconds
+            plain.dynamic_batching.preferred_batch_size.extend(range(few, config.max_batch_size + 1))
     for group in plain.instance_group[1:]:
         plain.instance_group.remove(group)
     if plain.instance_group:

@@ -5,16 +5,19 @@ from its first request to its last, or until it was idle for too long; those for
 configuration names are kept here and given to the model with each request.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
-from tensorferry.serve.core.model import AnswerSink, Done, Model, OneAnswer, Outputs, StreamTicket, reason_of
-from tensorferry.serve.core.requests import RequestOptions, Ticket
+from tensorferry.serve.core.model import AnswerSink, Done, Model, OneAnswer, Outputs, reason_of
+from tensorferry.serve.core.requests import RequestOptions, SequenceStep, Ticket
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.sequence_policy import SequencePolicy
+from tensorferry.serve.core.sequence_ticket import Sequence, SequenceSlots, SequenceTicket
 from tensorferry.serve.core.spec import ModelSpec
 from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import Array, held_nbytes
@@ -22,79 +25,6 @@ from tensorferry.units import format_bytes
 
 _MAX_AHEAD = 256  # requests of one sequence that may wait
 _MAX_STATE_NBYTES = 2**30  # of all sequences of a model
-
-
-class Sequence:
-    """One sequence: where it runs, what of it waits, and its states."""
-
-    __slots__ = ("current", "id", "instance", "is_ending", "states", "used_at", "waiting")
-
-    def __init__(self, sequence_id: int | str) -> None:
-        self.id = sequence_id
-        self.instance: Model | None = None  # None: it waits for a slot
-        self.waiting: deque[SequenceTicket] = deque()
-        self.current: SequenceTicket | None = None
-        self.states: dict[str, Array] = {}
-        self.is_ending = False  # its last request has come
-        self.used_at = 0.0
-
-
-class SequenceTicket:
-    """One request of a sequence; it takes the answers of the instance, and passes them on."""
-
-    __slots__ = ("inputs", "is_cancelled", "model", "num_extra", "num_welcome", "options", "sequence", "sink", "ticket")
-
-    def __init__(
-        self,
-        model: "SequenceModel",
-        sequence: Sequence,
-        inputs: dict[str, Array],
-        options: RequestOptions,
-        sink: AnswerSink,
-        num_welcome: int,
-    ) -> None:
-        self.model = model
-        self.sequence = sequence
-        self.inputs = inputs
-        self.options = options
-        self.sink = sink
-        self.num_welcome = num_welcome
-        self.num_extra = 0
-        self.ticket: Ticket | None = None
-        self.is_cancelled = False
-
-    def tell(self, outcome: Outputs | RequestFault | None, is_last: bool) -> None:
-        """An answer of the instance."""
-        if isinstance(outcome, dict) and self.model.policy.states:
-            outcome = self.model.keep_states(self.sequence, outcome)
-        if is_last:
-            self.model.finish(self)
-        if not self.is_cancelled:
-            self.sink.tell(outcome, is_last)
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more; one that runs is finished, as the sequence goes on from it, unless it streams."""
-        self.is_cancelled = True
-        if self.model.is_decoupled and self.ticket is not None:
-            self.ticket.cancel()
-            self.model.finish(self)
-
-    def begin(self, ticket: Ticket) -> None:
-        """The instance has the request."""
-        with self.model.changed:
-            self.ticket = ticket
-            count, self.num_extra = self.num_extra, 0
-        if count:
-            self.welcome(count)
-
-    def welcome(self, count: int) -> None:
-        """There is room for so many answers more."""
-        with self.model.changed:
-            ticket = self.ticket
-            if ticket is None:  # the first answers were quicker than `begin`
-                self.num_extra += count
-        if isinstance(ticket, StreamTicket):
-            ticket.welcome(count)
 
 
 class SequenceModel:
@@ -113,8 +43,9 @@ class SequenceModel:
         self.is_decoupled = instances[0].is_decoupled
         self.sequences: dict[int | str, Sequence] = {}
         self.num_state_nbytes = 0
+        self.numbers = itertools.count(1)  # of sequences that have no name of their client's
         self.waiting: deque[Sequence] = deque()  # for a slot
-        self.num_used = dict.fromkeys(map(id, instances), 0)  # slots of each instance
+        self.slots = {id(instance): SequenceSlots(policy.num_slots) for instance in instances}
         self.changed = threading.Condition()
         self.is_closed = False
         self.is_ended = False
@@ -150,6 +81,8 @@ class SequenceModel:
     def _queue(self, inputs: dict[str, Array], options: RequestOptions, sink: AnswerSink, num_welcome: int) -> SequenceTicket:
         started = time.perf_counter_ns()
         try:
+            if self.policy.is_iterative:
+                options = replace(options, sequence=self._begin_iterative(options))
             checked = self._check(inputs, options)
             with self.changed:
                 if self.is_closed:
@@ -173,11 +106,30 @@ class SequenceModel:
                 return
             sequence.current = None
             sequence.used_at = time.monotonic()
-            if step is not None and step.is_end and not sequence.waiting:
+            if ticket.is_cancelled and self.policy.is_iterative:
+                self._forget(sequence)
+            if step is not None and (step.is_end or self.policy.is_iterative) and not sequence.waiting:
                 self._drop(sequence)
             ready = self._advance(sequence) or self._fill_slots()
             self.changed.notify_all()
         self._start(ready)
+
+    def turn(self, ticket: SequenceTicket) -> None:
+        """Bring a request back to its model for another turn, once its client has room for an answer."""
+        options = ticket.options
+        assert options.sequence is not None
+        with self.changed:
+            ticket.ticket = None
+            ticket.num_turns += 1
+            ticket.num_welcome, ticket.num_extra = ticket.num_welcome + ticket.num_extra, 0
+            ticket.is_held = self.is_decoupled and ticket.num_welcome <= 0
+            if ticket.is_held:
+                return
+            step = replace(options.sequence, is_start=False)
+            ticket.options = replace(options, sequence=step)
+            ticket.inputs |= self._make_controls(step)
+            ticket.sequence.used_at = time.monotonic()
+        self._start([ticket])
 
     def keep_states(self, sequence: Sequence, outputs: Outputs) -> Outputs | RequestFault:
         """Take the states out of an answer, for the next request."""
@@ -233,12 +185,12 @@ class SequenceModel:
         """Give free slots to those who wait; what may begin because of it."""
         ready: list[SequenceTicket] = []
         while self.waiting:
-            instance = min(self.instances, key=lambda each: self.num_used[id(each)])
-            if self.num_used[id(instance)] >= self.policy.num_slots:
+            instance = max(self.instances, key=lambda each: self.slots[id(each)].num_free)
+            slots = self.slots[id(instance)]
+            if not slots.num_free:
                 break
             sequence = self.waiting.popleft()
-            self.num_used[id(instance)] += 1
-            sequence.instance = instance
+            sequence.instance, sequence.slot = instance, slots.take()
             ready += self._advance(sequence)
         return ready
 
@@ -262,7 +214,7 @@ class SequenceModel:
         if sequence.instance is None:
             self.waiting = deque(each for each in self.waiting if each is not sequence)
         else:
-            self.num_used[id(sequence.instance)] -= 1
+            self.slots[id(sequence.instance)].give_back(sequence.slot)
             sequence.instance = None
 
     # ---- beside it ---------------------------------------------------------------------------------------------------
@@ -276,8 +228,16 @@ class SequenceModel:
         _, num_rows, _ = self.spec.check_inputs(inputs)
         if self.spec.is_batched and num_rows != 1:
             raise InvalidRequest(f"a request of a sequence has one row, received {num_rows}")
-        controls = {control.name: control.make(options.sequence, self.spec.is_batched) for control in self.policy.controls}
-        return inputs | controls
+        return inputs | self._make_controls(options.sequence)
+
+    def _make_controls(self, step: SequenceStep) -> dict[str, Array]:
+        return {control.name: control.make(step, self.spec.is_batched) for control in self.policy.controls}
+
+    def _begin_iterative(self, options: RequestOptions) -> SequenceStep:
+        """The only request of a sequence; where its client gave it no name, one that nobody has."""
+        if options.sequence is not None:
+            return SequenceStep(options.sequence.id, is_start=True)
+        return SequenceStep(next(number for number in self.numbers if number not in self.sequences), is_start=True)
 
     def _start(self, ready: list[SequenceTicket]) -> None:
         for ticket in ready:
@@ -288,9 +248,11 @@ class SequenceModel:
                     if (step is not None and step.is_start) or not sequence.states:
                         self._set_states(sequence, {state.input_name: state.initial for state in self.policy.states})
                     inputs = inputs | sequence.states
-            ticket.inputs = {}
+            if not self.policy.is_iterative:
+                ticket.inputs = {}
+            num_turns = ticket.num_turns
             try:
-                ticket.begin(self._submit(sequence.instance, inputs, ticket))
+                ticket.begin(self._submit(sequence.instance, inputs, ticket), num_turns)
             except Exception as error:  # whatever it is, the request must end: those behind it wait for it
                 ticket.tell(as_fault(error), True)
 
@@ -299,7 +261,10 @@ class SequenceModel:
             raise ModelFault("the sequence lost its worker; begin it with sequence_start")
         if self.is_decoupled:
             return instance.stream(inputs, ticket.options, ticket, ticket.num_welcome)
-        return instance.submit(inputs, ticket.options, lambda outcome: ticket.tell(outcome, True))
+        options = ticket.options
+        if self.policy.rows is not None and options.sequence is not None:
+            options = replace(options, sequence=replace(options.sequence, slot=ticket.sequence.slot))
+        return instance.submit(inputs, options, lambda outcome: ticket.tell(outcome, True))
 
     def _keep(self) -> None:
         """Drop sequences that were idle for too long, and give their slots to others."""

@@ -51,7 +51,14 @@ from tensorferry.serve.grpc.frames import (
     write_settings,
     write_window_update,
 )
-from tensorferry.serve.grpc.headers import MAX_LIST_NBYTES, CallHeaders, HeaderReader, HeadersTooLarge, MalformedHeaders
+from tensorferry.serve.grpc.headers import (
+    MAX_LIST_NBYTES,
+    CallHeaders,
+    HeaderReader,
+    HeadersTooLarge,
+    MalformedHeaders,
+    check_trailers,
+)
 from tensorferry.serve.grpc.streams import CONNECTION_WINDOW, NOBODY, Inflow, Outflow, Receiver, Stopwatch, Stream
 
 _LOG = logging.getLogger("tensorferry.serve")
@@ -68,7 +75,7 @@ _PROGRESS_NBYTES = 1024
 _TURN_SECONDS = 0.005  # how long one connection may keep others waiting before it goes on behind them
 
 
-class App(Protocol):
+class Http2App(Protocol):
     """What answers requests."""
 
     def open(self, stream: Stream, headers: CallHeaders) -> Receiver:
@@ -78,10 +85,10 @@ class App(Protocol):
         """End a request whose head is larger than the server takes."""
 
 
-class Connection(asyncio.Protocol):
+class Http2Connection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, app: App, limits: RpcLimits, budget: MemoryBudget, connections: set["Connection"]) -> None:
+    def __init__(self, app: Http2App, limits: RpcLimits, budget: MemoryBudget, connections: set["Http2Connection"]) -> None:
         self.app = app
         self.limits = limits
         self.budget = budget
@@ -271,7 +278,7 @@ class Connection(asyncio.Protocol):
             self._on_trailers(flags, number, block)
             return
         if number > self.last_number + 2:
-            self.skipped.append(range(self.last_number + 2, number))
+            self.skipped.append(range(self.last_number + 1, number))
         self.last_number = number
         refusal = ""
         try:
@@ -320,7 +327,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _on_trailers(self, flags: int, number: int, block: bytes) -> None:
-        self.header_reader.decode(block)
+        fields = self.header_reader.decode(block)
         self.flood_limit.spend(self.header_reader.cost)
         stream = self.streams.get(number)
         if stream is None and any(number in skipped for skipped in self.skipped):
@@ -332,6 +339,10 @@ class Connection(asyncio.Protocol):
         elif not flags & END_STREAM or stream.num_promised:
             raise StreamFault(number, Code.PROTOCOL_ERROR)
         else:
+            try:
+                check_trailers(fields)
+            except MalformedHeaders:
+                raise StreamFault(number, Code.PROTOCOL_ERROR) from None
             stream.is_received = True
             stream.receiver.receive(b"")
 
@@ -463,7 +474,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
 
-def handle_control(connection: "Connection", kind: int, flags: int, number: int, payload: bytes) -> None:
+def handle_control(connection: "Http2Connection", kind: int, flags: int, number: int, payload: bytes) -> None:
     """Do what a frame says; one of an unknown kind says nothing."""
     if kind == WINDOW_UPDATE and len(payload) == 4:  # by far the most
         _on_window_update(connection, number, payload)
@@ -476,13 +487,13 @@ def handle_control(connection: "Connection", kind: int, flags: int, number: int,
         _HANDLERS[kind](connection, flags, number, payload)
 
 
-def check_begun(connection: "Connection", number: int) -> None:
+def check_begun(connection: "Http2Connection", number: int) -> None:
     """Only HEADERS begin a stream, and those of clients are odd."""
     if number % 2 == 0 or number > connection.last_number:
         raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} has not begun")
 
 
-def _on_settings(connection: "Connection", flags: int, _: int, payload: bytes) -> None:
+def _on_settings(connection: "Http2Connection", flags: int, _: int, payload: bytes) -> None:
     if flags & ACK:
         if payload or not connection.has_settings:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
@@ -494,7 +505,7 @@ def _on_settings(connection: "Connection", flags: int, _: int, payload: bytes) -
         connection.outflow.set_initial_window(window, list(connection.streams.values()))
 
 
-def _on_window_update(connection: "Connection", number: int, payload: bytes) -> None:
+def _on_window_update(connection: "Http2Connection", number: int, payload: bytes) -> None:
     increment = read_number(payload)
     if number == 0:
         connection.outflow.widen(increment)
@@ -505,7 +516,7 @@ def _on_window_update(connection: "Connection", number: int, payload: bytes) -> 
         connection.outflow.widen_stream(stream, increment)
 
 
-def _on_reset(connection: "Connection", _: int, number: int, __: bytes) -> None:
+def _on_reset(connection: "Http2Connection", _: int, number: int, __: bytes) -> None:
     check_begun(connection, number)
     stream = connection.streams.get(number)
     if stream is not None:
@@ -513,23 +524,23 @@ def _on_reset(connection: "Connection", _: int, number: int, __: bytes) -> None:
         connection.abandon(stream)
 
 
-def _on_ping(connection: "Connection", flags: int, _: int, payload: bytes) -> None:
+def _on_ping(connection: "Http2Connection", flags: int, _: int, payload: bytes) -> None:
     if not flags & ACK:
         connection.write(write_frame(PING, ACK, 0, payload))
 
 
-def _on_goaway(connection: "Connection", _: int, __: int, payload: bytes) -> None:
+def _on_goaway(connection: "Http2Connection", _: int, __: int, payload: bytes) -> None:
     if len(payload) < 8:
         raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
     connection.end()
 
 
-def _on_priority(_: "Connection", __: int, number: int, payload: bytes) -> None:
+def _on_priority(_: "Http2Connection", __: int, number: int, payload: bytes) -> None:
     if len(payload) != 5:
         raise StreamFault(number, Code.FRAME_SIZE_ERROR)
 
 
-def _on_push_promise(_: "Connection", __: int, ___: int, ____: bytes) -> None:
+def _on_push_promise(_: "Http2Connection", __: int, ___: int, ____: bytes) -> None:
     raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
 
@@ -556,7 +567,7 @@ class Stopwatches:
         self.pinged_at = -1  # how many reads there had been when we asked whether the client is there
 
 
-def check_timeouts(connection: "Connection", now: float) -> None:
+def check_timeouts(connection: "Http2Connection", now: float) -> None:
     """End what takes too long."""
     limits, watches, outflow = connection.limits, connection.watches, connection.outflow
     if connection.is_refused:
@@ -581,7 +592,7 @@ def check_timeouts(connection: "Connection", now: float) -> None:
         connection.end()
 
 
-def _check_stream_timeouts(connection: "Connection", stream: Stream, now: float) -> None:
+def _check_stream_timeouts(connection: "Http2Connection", stream: Stream, now: float) -> None:
     seconds = connection.limits.read_seconds
     # a window that is widened byte by byte is no progress
     if stream.sending.look(stream.num_sent // _PROGRESS_NBYTES if stream.pending else None, now) > seconds:

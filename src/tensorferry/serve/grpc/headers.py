@@ -147,8 +147,7 @@ def read_headers(fields: Iterable[Field]) -> CallHeaders:
                 raise MalformedHeaders
             pseudo[name] = value
             continue
-        if not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
-            raise MalformedHeaders
+        _check_name(name, value)
         if name == b"content-length" and found.get(name, value) != value:
             raise MalformedHeaders
         # two names for a key: the one that comes last counts
@@ -170,6 +169,19 @@ def read_headers(fields: Iterable[Field]) -> CallHeaders:
         origin=_text(found.get(b"origin", b"")),
         content_length=None if length is None else int(length),
     )
+
+
+def check_trailers(fields: Iterable[Field]) -> None:
+    """Nothing of them is used, but what would be malformed in a head is so behind a body, and a head cannot be there (8.1)."""
+    for name, value in fields:
+        if _BAD_VALUE.search(value):
+            raise MalformedHeaders
+        _check_name(name, value)
+
+
+def _check_name(name: bytes, value: bytes) -> None:
+    if not _NAME.fullmatch(name) or name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
+        raise MalformedHeaders
 
 
 def write_block(fields: Iterable[Field]) -> bytes:

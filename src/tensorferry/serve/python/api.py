@@ -31,6 +31,7 @@ class Request:
     number: int = 0  # by which the server knows it
     num_welcome: int = 0  # answers that the client has room for
     is_cancelled: bool = False  # the client has gone; what is still told it is dropped
+    comes_again: bool = False  # set by a model with `iterative_sequence` that is not done with it
 
     def __getitem__(self, name: str) -> Array:
         return self.inputs[name]

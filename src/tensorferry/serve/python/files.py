@@ -92,8 +92,8 @@ class FerryFile:
         answers = self.model.infer(requests)
         if not isinstance(answers, Sequence):
             raise TypeError(f"infer gave {type(answers).__name__}, expected a list with an answer for every request")
-        for answer in answers:
-            if answer is None:
+        for request, answer in zip(requests, answers, strict=False):
+            if answer is None and not request.comes_again:
                 raise TypeError("infer gave None for a request, expected a dictionary of outputs")
         return answers
 

@@ -14,7 +14,7 @@ from typing import Any
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.ensemble import FindModel
-from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault, Unavailable, as_fault
+from tensorferry.serve.core.faults import InvalidRequest, ModelFault, NotOver, RequestFault, Unavailable, as_fault
 from tensorferry.serve.core.model import AnswerSink, Done, OneAnswer, Outputs, finish_output, reason_of
 from tensorferry.serve.core.queueing import BatchPolicy, JobQueue
 from tensorferry.serve.core.requests import RequestOptions
@@ -208,7 +208,9 @@ class PythonModel:
                 outcome = outcome if isinstance(outcome, RequestFault) else self._finish(outcome)
         except Exception as error:
             outcome = as_fault(error)
-        if isinstance(outcome, RequestFault):
+        if isinstance(outcome, NotOver):
+            pass  # it comes again, and is counted when it is over
+        elif isinstance(outcome, RequestFault):
             self.stats.record_failure(nanoseconds, reason_of(outcome))
         elif is_last:
             self.stats.record_success(nanoseconds)

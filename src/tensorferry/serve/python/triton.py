@@ -151,7 +151,7 @@ class ResponseSender:
 
     def __init__(self, worker: "Worker", request: Request) -> None:
         self._worker = worker
-        self._request = request
+        self.request = request
         self._is_over = False
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
@@ -161,11 +161,11 @@ class ResponseSender:
         self._is_over = bool(flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         if response is None and not self._is_over:
             raise TritonModelException("a response is needed, except with TRITONSERVER_RESPONSE_COMPLETE_FINAL")
-        self._worker.answer(self._request, None if response is None else response.as_outcome(), self._is_over)
+        self._worker.answer(self.request, None if response is None else response.as_outcome(), self._is_over)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
-        return self._request.is_cancelled
+        return self.request.is_cancelled
 
 
 class InferenceRequest:
@@ -228,6 +228,14 @@ class InferenceRequest:
     def set_flags(self, flags: int) -> None:
         """Say whether it begins or ends a sequence."""
         self._flags = flags
+
+    def set_release_flags(self, flags: int) -> None:
+        """Say whether the model wants to see it again, which needs an `iterative_sequence`."""
+        if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
+            raise TritonModelException(f"unknown release flags {flags}")
+        if self._sender is None:
+            raise TritonModelException("only a request that came from a client can be rescheduled")
+        self._sender.request.comes_again = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def timeout(self) -> int:
         """How many microseconds it may wait."""

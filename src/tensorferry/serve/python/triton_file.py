@@ -66,7 +66,11 @@ class TritonFile:
             return [None] * len(requests)
         if not isinstance(responses, Sequence):
             raise TypeError(f"execute gave {type(responses).__name__}, expected a list with a response for every request")
-        return [_outcome_of(response) for response in responses]
+        may_be_none = {number for number, each in enumerate(requests) if each.comes_again}
+        return [
+            None if response is None and number in may_be_none else _outcome_of(response)
+            for number, response in enumerate(responses)
+        ]
 
     def forget(self, sequence_id: int | str) -> None:
         """Triton's files are not told."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.core.faults import ModelFault, RequestFault
+from tensorferry.serve.core.faults import ModelFault, NotOver, RequestFault
 from tensorferry.serve.python.api import Context, Request
 from tensorferry.serve.python.files import ModelFile, open_model_file
 from tensorferry.serve.python.requirements import check_requirements
@@ -146,12 +146,24 @@ class Worker:
             answers = [error] * len(requests)
         told = []
         for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, Iterator) and self.is_decoupled:
+            if request.comes_again:
+                told += self._give_back(request, answer)
+            elif isinstance(answer, Iterator) and self.is_decoupled:
                 self.streams[request.number] = answer
             elif answer is not None:  # a model that sends its answers itself gives None
                 self.requests.pop(request.number, None)
                 told.append((request.number, self._write(answer), True))
         self.post(("answers", told, True))
+
+    def _give_back(self, request: Request, answer: Any) -> list[tuple[int, Any, bool]]:
+        """Have the server bring a request again; only one that may be answered many times was answered before that."""
+        self.requests.pop(request.number, None)
+        if isinstance(answer, Exception) or (answer is not None and not self.is_decoupled):
+            fault = answer if isinstance(answer, Exception) else ModelFault("a request that comes again is answered with None")
+            return [(request.number, self._write(fault), True)]
+        told = [] if answer is None else [(request.number, self._write(answer), False)]
+        again = NotOver("the model wants to see the request again, for which its configuration needs an iterative_sequence")
+        return [*told, (request.number, again, True)]
 
     def _step_streams(self) -> bool:
         """One answer of every stream that has room for one; whether any could go on."""

@@ -163,9 +163,9 @@ def check_json(text: bytes) -> int:
     for begin in range(0, len(text), _COUNT_NBYTES):
         part = begin, begin + _COUNT_NBYTES
         numbers, texts = text.count(b",", *part), text.count(b'"', *part) // 2
-        lists, objects = text.count(b"[", *part), text.count(b"{", *part)
-        num_values += numbers + texts + 3 * lists + 8 * objects
-        num_nbytes += 48 * numbers + 64 * texts + 96 * lists + 320 * objects
+        lists, objects, keys = text.count(b"[", *part), text.count(b"{", *part), text.count(b":", *part)
+        num_values += numbers + texts + 3 * lists + 8 * objects + 6 * keys
+        num_nbytes += 48 * numbers + 64 * texts + 96 * lists + 320 * objects + 96 * keys
         if num_values > MAX_JSON_VALUES:
             raise TooLarge(f"the JSON holds more than {MAX_JSON_VALUES} values; send tensors as binary data behind it")
     return len(text) + num_nbytes

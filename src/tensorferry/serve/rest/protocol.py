@@ -70,7 +70,7 @@ class KnownHead:
 Written = tuple[int, bytes, list[bytes]]  # an answer's status, headers as whole lines, and the parts of its body
 
 
-class App(Protocol):
+class HttpApp(Protocol):
     """What answers requests."""
 
     has_keys: bool  # whether `admit` must be asked of each
@@ -93,7 +93,7 @@ class Exchange:
 
     __slots__ = ("closes", "connection", "is_chunked", "is_over", "on_drained", "request", "ticket")
 
-    def __init__(self, connection: "Connection", request: HttpRequest) -> None:
+    def __init__(self, connection: "HttpConnection", request: HttpRequest) -> None:
         self.connection = connection
         self.request = request
         self.closes = not request.keeps_alive
@@ -129,7 +129,7 @@ class Exchange:
             self.connection.begin(self, status, headers)
 
     def write(self, part: bytes) -> None:
-        """Send a part; where the client does not read, it waits in memory: see `Connection.is_paused`."""
+        """Send a part; where the client does not read, it waits in memory: see `HttpConnection.is_paused`."""
         if not self.is_over and part:
             self.connection.write(b"%x\r\n%s\r\n" % (len(part), part) if self.is_chunked else part)
 
@@ -150,10 +150,10 @@ class Exchange:
                 self.ticket = None
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One client."""
 
-    def __init__(self, app: App, limits: HttpLimits, budget: MemoryBudget, connections: set["Connection"]) -> None:
+    def __init__(self, app: HttpApp, limits: HttpLimits, budget: MemoryBudget, connections: set["HttpConnection"]) -> None:
         self.app = app
         self.limits = limits
         self.connections = connections
@@ -456,7 +456,7 @@ class Connection(asyncio.Protocol):
             self._half_close()
         elif self.is_paused:
             return  # what is charged stays so until it is read
-        elif self.waiting or self.unparsed or self.refusal is not None:
+        elif self.waiting or self.unparsed or self.refusal is not None or not self.transport.is_reading():
             self._go_on_later()
         elif self.charge.nbytes:
             self.charge.release()

@@ -273,7 +273,7 @@ def _lock(cache: Path) -> int:
 
 def _drop_parts(cache: Path) -> None:
     """Remove what a server that was killed had begun."""
-    for path in (*(cache / "files").glob(".*.part"), *(cache / "snapshots").glob(".*.part")):
+    for path in cache.glob("*/.*.part"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

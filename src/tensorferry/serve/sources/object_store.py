@@ -84,7 +84,7 @@ def _explain(what: str, error: Exception) -> SourceFailed:
         return SourceUnreachable(f"{what}: the store answers {status[1]} ({reason})")
     if status[1] in ("401", "403"):
         return SourceFailed(f"{what}: access is denied ({reason}); check the credentials in the environment")
-    if reason == "NoSuchBucket":
+    if reason in ("NoSuchBucket", "ContainerNotFound"):
         return SourceFailed(f"{what}: there is no such bucket")
     return SourceFailed(f"{what}: the store answers {status[1]} ({reason})")
 
