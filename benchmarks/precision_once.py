@@ -19,6 +19,7 @@ def measure(request: dict[str, Any]) -> dict[str, float]:
     recipe = RECIPES[request["framework"], request["model"]](Size(**request["size"]))
     data = recipe.load_data(None)
     trainer = make_trainer(recipe, data, Terms(request["seed"], repeatable=False, precision=request["precision"]))
+    trainer.prepare()
     seconds: list[float] = []
     until = time.perf_counter() + request["limit_seconds"]
     with trainer.training(), Batches(recipe, data.train, request["seed"], 0, recipe.settings.steps) as batches:

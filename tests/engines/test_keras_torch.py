@@ -89,12 +89,83 @@ REFUSED = """
     print(fit("adam", 84 * mib), fit("sgd", 84 * mib), fit("adam", 160 * mib), fit("sgd", 4096))
 """
 
+FUNCTIONAL = """
+    import weakref
+    import keras, numpy as np, torch
+    import tensorferry as ferry
+
+    class Makes(keras.layers.Layer):
+        def call(self, x):
+            made = x * 2.0
+            self.made = weakref.ref(made)
+            return made
+
+    class Looks(keras.layers.Layer):
+        def call(self, x, makes):
+            self.seen = makes.made() is not None
+            return x + 1.0
+
+    def build():
+        keras.utils.set_random_seed(0)
+        inputs, makes, early, late = keras.Input((64,)), Makes(), Looks(), Looks()
+        wide = keras.layers.Dense(256, activation="gelu")(makes(inputs))
+        skipped = early(wide, makes=makes)
+        inner = keras.Model(skipped, keras.layers.Dense(256, activation="gelu")(skipped))
+        twice = keras.layers.Add()([inner(skipped), skipped, skipped])
+        last = keras.layers.Dense(3)(late(twice, makes=makes))
+        return keras.Model(inputs, {"last": last, "mean": keras.ops.mean(skipped, axis=1)}), early, late
+
+    x = np.random.default_rng(1).random((512, 64), "float32")
+
+    def fit(callbacks):
+        model, *_ = build()
+        model.compile(keras.optimizers.Adam(0.01), {"last": "mse", "mean": "mse"})
+        model.fit(x, {"last": x[:, :3], "mean": x[:, 0]}, batch_size=128, epochs=2, verbose=0, shuffle=False, callbacks=callbacks)
+        return [v.numpy().tobytes() for v in model.weights]
+
+    class CountsGradients(keras.callbacks.Callback):
+        def __init__(self):
+            self.counts = []
+
+        def on_train_begin(self, logs=None):
+            def count(module, args):
+                self.counts.append(sum(parameter.grad is not None for parameter in module.parameters()))
+            self.hook = self.model.register_forward_pre_hook(count)
+
+        def on_train_end(self, logs=None):
+            self.hook.remove()
+
+    model, early, late = build()
+    told = []
+    with torch.no_grad():
+        with ferry.large_model(model, budget="1GiB"):
+            inside = model(x[:2])
+            told += [early.seen, late.seen]
+        outside = model(x[:2])
+        told += [early.seen, late.seen]
+    assert all(torch.equal(inside[name], outside[name]) for name in ("last", "mean"))
+
+    class Refuses(keras.layers.Layer):
+        def call(self, x):
+            raise ferry.BudgetTooSmall("too small in a layer", None)
+
+    refuses = keras.Sequential([Refuses()])
+    try:
+        with ferry.large_model(refuses, budget="1GiB"):
+            refuses(x)
+    except ferry.BudgetTooSmall as error:
+        told.append(str(error))
+    inside, outside = CountsGradients(), CountsGradients()
+    print(*told, fit([inside, ferry.LargeModel(budget="1GiB", min_nbytes=4096)]) == fit([outside]))
+    print(*inside.counts, "|", *outside.counts)
+"""
+
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
-    """A line of each program; one process runs both, since loading the frameworks takes longer than either."""
+    """A line of each program; one process runs all, since loading the frameworks takes longer than any."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TORCH) + textwrap.dedent(REFUSED)],
+        [sys.executable, "-c", "".join(map(textwrap.dedent, (TORCH, REFUSED, FUNCTIONAL)))],
         env=os.environ | {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -117,3 +188,18 @@ def test_on_the_torch_back_end_a_budget_too_small_is_refused_before_the_first_st
     told: list[str],
 ) -> None:
     assert told[2] == "refused trained trained refused"
+
+
+def test_a_functional_model_lets_go_of_an_output_after_its_last_reader_and_only_inside(told: list[str]) -> None:
+    assert told[3].startswith("False False True True ")
+    assert told[3].endswith(" True")
+
+
+def test_a_step_of_keras_own_has_no_gradients_of_the_step_before_in_its_forward_pass_and_only_inside(told: list[str]) -> None:
+    inside, outside = told[4].split(" | ")
+    assert set(inside.split()) == {"0"}
+    assert set(outside.split()) == {"0", "6"}
+
+
+def test_an_error_of_ours_leaves_the_context_as_it_was_raised_and_not_as_keras_words_it(told: list[str]) -> None:
+    assert " too small in a layer " in told[3]

@@ -207,3 +207,18 @@ def test_a_factory_can_be_given_as_it_is() -> None:
 
     found = ferry.estimate(lambda: nn.Linear(8, 8), "t4-16gb", inputs="4x8", optimizer="adam")
     assert found.rows[0].step.fits_plain
+
+
+def test_one_model_does_for_all_batches() -> None:
+    from torch import nn
+
+    made: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        made.append(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)))
+        return made[-1]
+
+    row = ferry.estimate(build, _card("40MiB"), inputs="2x3x32x32", largest="batch").rows[0]
+    assert row.largest is not None
+    assert row.largest.size > 2
+    assert len(made) == 1

@@ -14,7 +14,7 @@ pytest.importorskip("tensorflow")
 import tensorferry as ferry
 from tensorferry.errors import BadModel
 from tensorferry.estimation.models import Input, find_model
-from tensorferry.estimation.step import TrainingStep, capture_step
+from tensorferry.estimation.step import StepCapture, TrainingStep
 from tensorferry.frameworks import framework_of
 from tensorferry.trace import Trace
 
@@ -26,7 +26,7 @@ BATCH = 16
 def _capture(shape: tuple[int, ...], precision: str = "fp32", optimizer: str = "sgd", nets: Path = KERAS_NETS) -> Trace:
     model = find_model(f"{nets}:build")
     step = TrainingStep((Input(shape),), "cross_entropy", optimizer, precision, "gpu")
-    return capture_step(lambda: model.make_model(()), step)
+    return StepCapture(lambda: model.make_model(())).capture(step)
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +119,15 @@ def test_keras_on_torch_and_keras_without_torch_are_estimated(
 import sys
 {first_lines}
 import tensorferry as ferry
-print(ferry.estimate({f"{KERAS_NETS}:build"!r}, "v100-16gb-pcie3", inputs="4x32x32x3"))
+found = ferry.estimate({f"{KERAS_NETS}:build"!r}, "v100-16gb-pcie3", inputs="4x32x32x3")
+print(found)
+print("weights are updated:", any(op.phase.value == "optimizer" and op.inputs for op in found.rows[0].step.trace.ops))
 """
     python = keras_python(backend) if backend == "torch" else sys.executable  # torch cannot be hidden from who has it
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=os.environ | {"KERAS_BACKEND": backend})
     assert done.returncode == 0, done.stderr
     assert "v100-16gb-pcie3" in done.stdout
+    assert "weights are updated: True" in done.stdout
 
 
 def test_a_back_end_that_cannot_be_followed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

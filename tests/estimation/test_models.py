@@ -9,7 +9,7 @@ from torch import nn
 
 from tensorferry import BadModel
 from tensorferry.estimation.models import BUILTIN_NAMES, Input, find_model, parse_input
-from tensorferry.estimation.step import TrainingStep, capture_step
+from tensorferry.estimation.step import StepCapture, TrainingStep
 
 NETS = Path(__file__).with_name("nets.py")
 SMALL = ("resnet50", "googlenet", "unet3d", "bert-base", "gpt2")
@@ -24,7 +24,7 @@ def test_built_in_models_train_on_what_they_are_fed_by_default(name: str) -> Non
     model = find_model(name)
     inputs = model.derive(tuple(given.with_batch(1) for given in model.inputs))
     step = TrainingStep(inputs, model.loss, model.optimizer, "fp32", "gpu")
-    trace = capture_step(lambda: model.make_model(inputs), step)
+    trace = StepCapture(lambda: model.make_model(inputs)).capture(step)
     assert trace.movable
     assert any(op.flops for op in trace.ops)
 

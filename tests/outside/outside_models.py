@@ -404,13 +404,52 @@ def keras_efficientnet() -> Training:
     """Keras's own loop on torch; a functional model with many branches."""
     import keras
 
+    return _fit_images(lambda: keras.applications.EfficientNetB0(weights=None, input_shape=(96, 96, 3), classes=10), 8, 96)
+
+
+def keras_resnet50() -> Training:
+    """Functional, and large activations."""
+    import keras
+
+    return _fit_images(lambda: keras.applications.ResNet50(weights=None, input_shape=(96, 96, 3), classes=10), 8, 96)
+
+
+def keras_unet() -> Training:
+    """Functional, and what one half makes is read again at the end of the other."""
+    import keras
+    from keras import layers
+
+    def convolve(x: Any, num_filters: int) -> Any:
+        x = layers.Conv2D(num_filters, 3, padding="same", activation="relu")(x)
+        return layers.Conv2D(num_filters, 3, padding="same", activation="relu")(x)
+
+    def build() -> Any:
+        inputs = x = keras.Input((128, 128, 3))
+        skipped = []
+        for num_filters in (16, 32, 64):
+            x = convolve(x, num_filters)
+            skipped.append(x)
+            x = layers.MaxPooling2D()(x)
+        x = convolve(x, 128)
+        for num_filters in (64, 32, 16):
+            x = layers.Conv2DTranspose(num_filters, 2, strides=2)(x)
+            x = convolve(layers.Concatenate()([x, skipped.pop()]), num_filters)
+        x = layers.GlobalAveragePooling2D()(x)
+        return keras.Model(inputs, layers.Dense(10, activation="softmax")(x))
+
+    return _fit_images(build, 8, 128)
+
+
+def _fit_images(build: Callable[[], Any], batch: int, size: int) -> Training:
+    import keras
+
     keras.utils.set_random_seed(7)
-    model: Any = keras.applications.EfficientNetB0(weights=None, input_shape=(96, 96, 3), classes=10)
+    model = build()
     model.compile(optimizer=keras.optimizers.SGD(0.01), loss="sparse_categorical_crossentropy")
-    images, classes = torch.randn(8, 96, 96, 3).numpy(), torch.randint(0, 10, (8,)).numpy()
+    images, classes = torch.randn(batch, size, size, 3).numpy(), torch.randint(0, 10, (batch,)).numpy()
 
     def run(num_steps: int) -> list[float]:
-        history = model.fit(images, classes, batch_size=8, epochs=num_steps, verbose=0)
+        history = model.fit(images, classes, batch_size=batch, epochs=num_steps, verbose=0)
         return [float(loss) for loss in history.history["loss"]]
 
     return Trainer(model, run)

@@ -1,4 +1,4 @@
-"""A training of `train_once.py` in a fresh process, its memory watched from outside."""
+"""A training of `train_once.py` or, on TensorFlow, `fit_once.py` in a fresh process, its memory watched from outside."""
 
 import json
 import os
@@ -10,11 +10,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHILD = Path(__file__).with_name("train_once.py")
+_FOLDER = Path(__file__).parent
+ON_TENSORFLOW = "tf_"  # how the names of those models begin
 _PAGE_NBYTES = resource.getpagesize()
 _POLL_SECONDS = 0.001
 _MAX_SECONDS = 600.0
-_ENVIRONMENT = {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "KERAS_BACKEND": "torch"}
+_ENVIRONMENT = {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,21 @@ class Watched:
 
 def train(name: str, num_steps: int, budget_nbytes: int = 0) -> Watched:
     """Train a model; a budget of 0 is for plain training."""
+    child, backend = ("fit_once.py", "tensorflow") if name.startswith(ON_TENSORFLOW) else ("train_once.py", "torch")
+    environment = os.environ | _ENVIRONMENT | {"KERAS_BACKEND": backend}
     with tempfile.TemporaryDirectory(prefix="ferry-outside-") as folder:
         answer_path, output_path = Path(folder, "answer.json"), Path(folder, "output.txt")
         with output_path.open("w") as output:
-            command = [sys.executable, str(_CHILD), name, str(num_steps), str(budget_nbytes), str(answer_path)]
-            child = subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdout=output, stderr=output)
+            command = [sys.executable, str(_FOLDER / child), name, str(num_steps), str(budget_nbytes), str(answer_path)]
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
             try:
-                samples = _watch(child)
+                samples = _watch(process)
             finally:
-                child.kill()
-                child.wait()
+                process.kill()
+                process.wait()
         if not answer_path.exists():
             raise AssertionError(
-                f"{name} at {budget_nbytes} bytes ended with {child.returncode}: {output_path.read_text()[-2000:]}"
+                f"{name} at {budget_nbytes} bytes ended with {process.returncode}: {output_path.read_text()[-2000:]}"
             )
         answer = json.loads(answer_path.read_text())
     seen = [nbytes for moment, nbytes in samples if answer["begin"] <= moment <= answer["end"]]
@@ -62,12 +65,12 @@ def train(name: str, num_steps: int, budget_nbytes: int = 0) -> Watched:
     )
 
 
-def _watch(child: "subprocess.Popen[bytes]") -> list[tuple[float, int]]:
+def _watch(process: "subprocess.Popen[bytes]") -> list[tuple[float, int]]:
     samples = []
     deadline = time.monotonic() + _MAX_SECONDS
-    statm = os.open(f"/proc/{child.pid}/statm", os.O_RDONLY)
+    statm = os.open(f"/proc/{process.pid}/statm", os.O_RDONLY)
     try:
-        while child.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline:
             try:
                 fields = os.pread(statm, 128, 0).split()
             except ProcessLookupError:  # it ended between the two questions

@@ -13,7 +13,7 @@ from outside_process import Watched, train
 
 pytestmark = pytest.mark.timeout(1800)
 
-PACKAGES = {  # by the function in outside_models.py: what it needs, beside torch
+PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what it needs
     "bert": "transformers",
     "gpt2": "transformers",
     "llama": "transformers",
@@ -35,6 +35,17 @@ PACKAGES = {  # by the function in outside_models.py: what it needs, beside torc
     "seq2seq": None,
     "gan": None,
     "keras_efficientnet": "keras",
+    "keras_resnet50": "keras",
+    "keras_unet": "keras",
+    "tf_densenet": "tensorflow",
+    "tf_efficientnet": "tensorflow",
+    "tf_efficientnet_v2": "tensorflow",
+    "tf_gan": "tensorflow",
+    "tf_gru": "tensorflow",
+    "tf_lstm": "tensorflow",
+    "tf_mobilenet_v3": "tensorflow",
+    "tf_nasnet": "tensorflow",
+    "tf_transformer": "tensorflow",
 }
 NUM_STEPS = 5  # two are recorded, the others follow plans
 TINY_NBYTES = 8 * 2**20  # nothing trains in it

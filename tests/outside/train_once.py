@@ -23,6 +23,9 @@ def main(name: str, num_steps: str, budget: str, answer_path: str) -> None:
     """Train, and write down what came of it; a budget of 0 is for plain training."""
     warnings.simplefilter("ignore")  # those of other packages
     torch.set_num_threads(2)
+    # some kernels add up in the order in which threads come, so that plain training does not repeat its own bits
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # as without it
     _build(name)  # what it loads is no part of the model
     _start_threads()
     gc.collect()

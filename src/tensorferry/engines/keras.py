@@ -12,7 +12,8 @@ from typing import Any
 import keras
 
 from tensorferry.engines.budget import MIN_NBYTES
-from tensorferry.errors import BadUse, FerryError, NotSupported
+from tensorferry.errors import BadUse, NotSupported
+from tensorferry.messages import find_ours
 from tensorferry.report import Report
 
 _LOG = logging.getLogger("tensorferry")
@@ -121,7 +122,7 @@ class _Training(ABC):
             self._active = False
             self.model.train_function = self._own_function
             self.close(failed=True)
-            ours = _find_ours(error)
+            ours = find_ours(error)
             if ours is None:
                 raise
             raise ours from None
@@ -207,16 +208,6 @@ class _TorchTraining(_Training):
     @property
     def peak_nbytes(self) -> int:
         return self._large.peak_nbytes
-
-
-def _find_ours(error: BaseException | None) -> FerryError | None:
-    """The error of ours that Keras put another in place of, often of another class, with a layer's arguments in its text."""
-    found = None
-    while error is not None:
-        if isinstance(error, FerryError):
-            found = error
-        error = error.__context__
-    return found
 
 
 def _check_strategy(model: Any) -> None:

@@ -18,7 +18,7 @@ from tensorferry.estimation.models import EstimatedModel, Input, Inputs, find_mo
 from tensorferry.estimation.page import html_fragment, html_page
 from tensorferry.estimation.results import EstimateData, LargestSize, MachineEstimate, StepEstimate, estimate_json
 from tensorferry.estimation.sizes import TracesBySize
-from tensorferry.estimation.step import Timing, TrainingStep, capture_step, time_step
+from tensorferry.estimation.step import StepCapture, Timing, TrainingStep, time_step
 from tensorferry.estimation.table import render_text
 from tensorferry.machine import Machine, time_trace
 from tensorferry.machine.roofline import rate_of
@@ -178,11 +178,20 @@ class Study:
             inputs = self.inputs_at(size)
             asked = TrainingStep(inputs, self.loss, self.optimizer, self.precision, kernels)
             noted = self._calls if kernels == "cpu" and size == self._start else None
-            return capture_step(lambda: self.model.make_model(inputs), asked, noted)
+            return self._steps_of(inputs).capture(asked, noted)
 
         return TracesBySize(
             capture, lambda size: float(size) ** num_edges, self._start, step, counts_samples=self.axis == "batch"
         )
+
+    def _steps_of(self, inputs: Inputs) -> StepCapture:
+        if self.model.is_same_for_all_batches and self.axis != "resolution":
+            return self._steps
+        return StepCapture(lambda: self.model.make_model(inputs))
+
+    @cached_property
+    def _steps(self) -> StepCapture:
+        return StepCapture(lambda: self.model.make_model(self.inputs))
 
     @property
     def _start(self) -> int:

@@ -78,6 +78,7 @@ class EstimatedModel:
     optimizer: str = "sgd"
     edge_step: int = 32  # resolutions are tried in multiples of this
     derive: Callable[[Inputs], Inputs] = lambda inputs: inputs  # the other inputs that follow from the first
+    is_same_for_all_batches: bool = False  # one that was made does for all
 
 
 @dataclass(frozen=True)
@@ -160,10 +161,10 @@ BUILTIN_NAMES = tuple(_BUILTINS)
 def find_model(model: "str | Callable[[], Any]") -> EstimatedModel:
     """The built-in model of that name, or the factory that "module:function" or "file.py:function" names; a factory as it is."""
     if callable(model):
-        return EstimatedModel(getattr(model, "__name__", "model"), lambda _: model(), ())
+        return EstimatedModel(getattr(model, "__name__", "model"), lambda _: model(), (), is_same_for_all_batches=True)
     if ":" in model:
         factory = load_reference(model, "function", "a model", BadModel)
-        return EstimatedModel(model, lambda _: factory(), ())
+        return EstimatedModel(model, lambda _: factory(), (), is_same_for_all_batches=True)
     builtin = _BUILTINS.get(model)
     if builtin is None:
         raise BadModel(

@@ -1,12 +1,13 @@
 """One training step of a model: its trace, by the framework that the model belongs to, and what its ops take on this machine.
 
-`capture_step` is the one place that knows frameworks. One more is one more case in it: a function that turns the model that the
+`StepCapture` is the one place that knows frameworks. One more is one more case in it: a function that turns the model that the
 factory returned, and a `TrainingStep`, into a `Trace` whose ops have flops, bytes and precision and no seconds.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
@@ -33,38 +34,56 @@ class TrainingStep:
     kernels: str  # whose kernels run it: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
 
 
-def capture_step(make_model: Callable[[], Any], step: TrainingStep, calls: list[Any] | None = None) -> Trace:
-    """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real.
+class StepCapture:
+    """Captures training steps of what a factory returns, which is made once: it may take longer than a capture."""
 
-    A list given as `calls` gets the call of every op, as torch can make it again; it stays empty for a step of TensorFlow.
-    """
-    inputs = tuple((given.shape, given.dtype) for given in step.inputs)
-    precision = "fp32" if step.precision == "tf32" else step.precision
-    if find_spec("torch") is None:
-        return _capture_keras(_make_without_torch(make_model), make_model, inputs, step, precision)
-    from tensorferry.engines.torch.fake_model import FakeModel, StepOptions
+    def __init__(self, make_model: Callable[[], Any]) -> None:
+        self._make_model = make_model
+        self._in_precision: dict[str, Any] = {}  # Keras models, by precision: layers take theirs when they are made
 
-    made = FakeModel(make_model)
-    if framework_of(made.model) == "keras":
-        return _capture_keras(made.model, make_model, inputs, step, precision)
-    return made.capture(StepOptions(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
+    def capture(self, step: TrainingStep, calls: list[Any] | None = None) -> Trace:
+        """The trace of one training step, without running or allocating anything; a Keras model's weights alone are real.
+
+        A list given as `calls` gets the call of every op, as torch can make it again; it stays empty for a step of TensorFlow.
+        """
+        inputs = tuple((given.shape, given.dtype) for given in step.inputs)
+        precision = "fp32" if step.precision == "tf32" else step.precision
+        if framework_of(self._made.model) == "keras":
+            return self._capture_keras(inputs, step, precision)
+        from tensorferry.engines.torch.fake_model import StepOptions
+
+        return self._made.capture(StepOptions(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
+
+    @cached_property
+    def _made(self) -> Any:
+        """A fake model, or what has one of Keras."""
+        if find_spec("torch") is None:
+            return _MadeWithoutTorch(_make_without_torch(self._make_model))
+        from tensorferry.engines.torch.fake_model import FakeModel
+
+        return FakeModel(self._make_model)
+
+    def _capture_keras(self, inputs: Shapes, step: TrainingStep, precision: str) -> Trace:
+        import keras
+
+        if keras.backend.backend() != "tensorflow":
+            raise BadModel(
+                f"the factory returned a Keras model on the {keras.backend.backend()} back end, which is followed as one of "
+                "TensorFlow or of torch only; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
+            )
+        from tensorferry.engines.policy import make_policy
+        from tensorferry.engines.tensorflow.fake_model import capture_fake
+
+        model = self._made.model
+        if precision != "fp32":
+            with make_policy(precision):
+                model = self._in_precision[precision] = self._in_precision.get(precision) or self._make_model()
+        return capture_fake(model, inputs, loss=step.loss, optimizer=step.optimizer)
 
 
-def _capture_keras(model: Any, make_model: Callable[[], Any], inputs: Shapes, step: TrainingStep, precision: str) -> Trace:
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        raise BadModel(
-            f"the factory returned a Keras model on the {keras.backend.backend()} back end, which is followed as one of "
-            "TensorFlow or of torch only; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
-        )
-    from tensorferry.engines.policy import make_policy
-    from tensorferry.engines.tensorflow.fake_model import capture_fake
-
-    if precision != "fp32":
-        with make_policy(precision):  # layers take their precision when they are made
-            model = make_model()
-    return capture_fake(model, inputs, loss=step.loss, optimizer=step.optimizer)
+@dataclass(frozen=True, slots=True)
+class _MadeWithoutTorch:
+    model: Any
 
 
 def _make_without_torch(make_model: Callable[[], Any]) -> Any:

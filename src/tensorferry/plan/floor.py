@@ -1,10 +1,12 @@
 """The floor: the least memory that any plan for a trace can reach, and the op that sets it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorferry.errors import BudgetTooSmall
+from tensorferry.plan.holders import Holder, describe_holders, find_holders, holders_by_kind
 from tensorferry.plan.schedule import Tables, make_tables
-from tensorferry.trace import Phase, Trace
+from tensorferry.trace import Kind, Op, Phase, Trace
 from tensorferry.units import format_bytes
 
 
@@ -33,37 +35,56 @@ def floor_of(tables: Tables) -> Floor:
 
 
 def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSmall:
-    """The error for a budget below the smallest that would do."""
-    message = (
-        f"one step needs at least {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes), "
-        f"the budget is {format_bytes(budget_nbytes)}; "
-    )
+    """The error for a budget below the smallest that would do; `smallest` is a floor of the trace, maybe with a margin."""
     op = trace.ops[smallest.op]
-    alone = op.workspace_nbytes + sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs})
-    message += f"{op.name!r} alone holds {format_bytes(alone)}. "
-    if op.phase is Phase.OPTIMIZER:
-        message += (
-            "The optimizer needs all weights, gradients and its state at once. Raise the budget, or use one with less state."
-        )
-    else:
-        message += "Raise the budget, or shrink the batch."
-    return BudgetTooSmall(message, smallest.nbytes)
-
-
-def too_small_to_begin(budget_nbytes: int, held_nbytes: int) -> BudgetTooSmall:
-    """The error for a budget that is passed before a step has begun; what the step will need is not known."""
+    holders = find_holders(trace, smallest.op)
+    margin_nbytes = smallest.nbytes - sum(holder.nbytes for holder in holders)
+    margin = f", and {format_bytes(margin_nbytes)} are room for what is not known before" if margin_nbytes > 0 else ""
     return BudgetTooSmall(
-        f"{format_bytes(held_nbytes)} are held before the first step begins, the budget is {format_bytes(budget_nbytes)}; what "
-        "the step takes beyond that is not known before it has run. Raise the budget, or use a smaller model.",
+        f"one step needs at least {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes), the budget is "
+        f"{format_bytes(budget_nbytes)}; at its widest, in {op.name!r}, it holds {describe_holders(holders)}{margin}. "
+        f"{_advise(op, holders)}",
+        smallest.nbytes,
+    )
+
+
+def part_too_small(trace: Trace, budget_nbytes: int, floor: Floor) -> BudgetTooSmall:
+    """The error for a budget below what a part of the step needs; what would do for all of it is not known."""
+    return BudgetTooSmall(f"{too_small(trace, budget_nbytes, floor)} Only a part of the model was called so far.", None)
+
+
+def _advise(op: Op, holders: Sequence[Holder]) -> str:
+    if op.phase is Phase.OPTIMIZER:
+        return "The optimizer needs all weights, gradients and its state at once. Raise the budget, or use one with less state."
+    if holders and holders[0].what == "weights":
+        return "Raise the budget, or use a smaller model: a smaller batch has the same weights."
+    return "Raise the budget, or shrink the batch."
+
+
+def too_small_to_begin(budget_nbytes: int, held: Mapping[Kind, int], held_nbytes: int) -> BudgetTooSmall:
+    """The error for a budget that is passed before a step has begun; what the step will need is not known.
+
+    held: what is known of `held_nbytes`.
+    """
+    return BudgetTooSmall(
+        f"{format_bytes(held_nbytes)} are held before the first step begins, the budget is {format_bytes(budget_nbytes)}: "
+        f"{describe_holders(holders_by_kind(held, held_nbytes))}. What the step takes beyond that is not known before it has run."
+        " Raise the budget, or use a smaller model.",
         None,
     )
 
 
-def stopped(op: str, budget_nbytes: int, held_nbytes: int, demand_nbytes: int, named_nbytes: int | None) -> BudgetTooSmall:
-    """The error for a step that was stopped before an op that would have taken it above the budget."""
+def stopped(
+    op: str, budget_nbytes: int, held: Mapping[Kind, int], held_nbytes: int, demand_nbytes: int, named_nbytes: int | None
+) -> BudgetTooSmall:
+    """The error for a step that was stopped before an op that would have taken it above the budget.
+
+    held: what is known of `held_nbytes`.
+    """
     message = (
-        f"the first step was stopped at {op!r}: {format_bytes(held_nbytes)} are held and cannot be swapped, the op takes "
-        f"{format_bytes(demand_nbytes)} more, the budget is {format_bytes(budget_nbytes)}; "
+        f"the first step was stopped at {op!r}: {format_bytes(held_nbytes)} are held and cannot be swapped "
+        f"({describe_holders(holders_by_kind(held, held_nbytes))}), the op takes {format_bytes(demand_nbytes)} more, the budget "
+        f"is {format_bytes(budget_nbytes)}; "
     )
     needed_nbytes = held_nbytes + demand_nbytes
     if named_nbytes is not None and named_nbytes > max(needed_nbytes, budget_nbytes):

@@ -1,5 +1,7 @@
 """From a graph to a trace."""
 
+from typing import Any
+
 import keras
 import networks
 import pytest
@@ -9,6 +11,7 @@ from networks import MACHINE, NETWORKS, SMALLEST_NBYTES, Bench, compiled
 import tensorferry as ferry
 import tensorferry.plan.schedule
 from tensorferry.engines.tensorflow import record
+from tensorferry.engines.tensorflow.loops import kept_nbytes
 from tensorferry.trace import Kind, Phase
 
 
@@ -133,3 +136,31 @@ def test_the_gradient_of_a_convolution_is_known_to_need_its_input_unfolded(
     gradients = [op for op in trace.ops if "Backprop" in op.name]
     assert len(gradients) == 2
     assert all(op.workspace_nbytes == unfolded_nbytes for op in gradients)
+
+
+def _nested_ops(along: tf.TensorSpec) -> list[Any]:
+    """Of a step that walks along a tensor and has a gradient."""
+    weight = tf.Variable(tf.ones((16, 16)))
+
+    @tf.function
+    def step(given: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            state = tf.ones((8, 16))
+            for x in given:
+                state = tf.tanh(tf.matmul(state + x, weight))
+            loss = tf.reduce_sum(state)
+        return tape.gradient(loss, weight)
+
+    return record.record(step.get_concrete_function(along).graph, min_nbytes=1).layout.nested
+
+
+def test_what_a_loop_keeps_for_its_gradient_grows_with_its_rounds() -> None:
+    short, long = (kept_nbytes(_nested_ops(tf.TensorSpec((rounds, 8, 16)))) for rounds in (10, 40))
+    assert short is not None
+    assert short >= 10 * 8 * 16 * 4
+    assert long == 4 * short
+
+
+def test_what_a_loop_keeps_is_not_known_where_its_rounds_are_not() -> None:
+    assert kept_nbytes(_nested_ops(tf.TensorSpec((None, 8, 16)))) is None
+    assert kept_nbytes([]) == 0

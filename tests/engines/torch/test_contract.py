@@ -15,7 +15,7 @@ from contract import Contract, Trained, Way
 from torch.nn import functional
 from torch_training import MARGIN_NBYTES, ROOMY_NBYTES, SMALLEST_NBYTES, TorchTraining, tight_nbytes, train_in, train_plain
 
-from tensorferry.engines.torch import LargeModel, planned
+from tensorferry.engines.torch import LargeTraining, planned
 
 SLOW_NBYTES_PER_SECOND = 1e3
 NUM_STEPS = 6
@@ -46,9 +46,9 @@ def joined_by_others(case: Case, adversary: Adversary, peaks: list[int]) -> Case
     return replace(case, step=step)
 
 
-def _large(adversary: Adversary, budget_nbytes: int, recompute: bool) -> Callable[[torch.nn.Module], LargeModel]:
-    def open_large(model: torch.nn.Module) -> LargeModel:
-        return LargeModel(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0, adversary_opener(adversary))
+def _large(adversary: Adversary, budget_nbytes: int, recompute: bool) -> Callable[[torch.nn.Module], LargeTraining]:
+    def open_large(model: torch.nn.Module) -> LargeTraining:
+        return LargeTraining(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0, adversary_opener(adversary))
 
     return open_large
 
@@ -89,7 +89,7 @@ def test_a_compiled_model_runs_uncompiled_and_the_report_says_so() -> None:
     case = CASES[0]
     adversary = Adversary(seed=0)
 
-    def open_large(model: torch.nn.Module) -> LargeModel:
+    def open_large(model: torch.nn.Module) -> LargeTraining:
         model.compile(backend="eager")  # the default one takes seconds to load
         return _large(adversary, budget_for(case), recompute=True)(model)
 

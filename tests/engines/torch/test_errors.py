@@ -18,7 +18,7 @@ from cases import Residual, classify, images
 from torch import nn
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.open_device import OpenedDevice
 from tensorferry.errors import (
     BadBudget,
@@ -55,7 +55,7 @@ def _still_trains(model: nn.Module) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def _large(model: nn.Module, **options: Any) -> LargeModel:
+def _large(model: nn.Module, **options: Any) -> LargeTraining:
     return ferry.large_model(model, **{"budget": "1GiB", "min_nbytes": 512} | options)
 
 
@@ -168,7 +168,7 @@ def test_a_second_backward_through_a_freed_graph_is_an_error(model: nn.Module) -
 
 def test_an_exception_in_the_middle_of_a_step_leaks_nothing(model: nn.Module) -> None:
     adversary = Adversary(seed=0)
-    large = LargeModel(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(adversary))
+    large = LargeTraining(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(adversary))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with large:
         classify(model, images(0), optimizer)
@@ -214,7 +214,7 @@ def test_a_stuck_copy_is_an_error_that_says_what_it_waited_for(model: nn.Module)
         stuck = _Stuck(seed=0)
         return OpenedDevice(stuck, stuck, budget_nbytes or 0)
 
-    large = LargeModel(model, "1GiB", "auto", True, 512, 0.01, open_stuck)
+    large = LargeTraining(model, "1GiB", "auto", True, 512, 0.01, open_stuck)
     with pytest.raises(CopyStuck, match=r"waited 0 s for .* to reach adversary"), large:
         model(images(0)[0])
     _still_trains(model)
@@ -239,7 +239,7 @@ class _NoRoom(Adversary):
 def test_a_tier_without_room_for_the_first_step_is_refused_before_it_runs(model: nn.Module) -> None:
     ran = []
     model.head.register_forward_hook(lambda *_: ran.append(1))
-    large = LargeModel(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(_NoRoom(seed=0)))
+    large = LargeTraining(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(_NoRoom(seed=0)))
     with pytest.raises(TierFull), large:
         model(images(0)[0])
     assert ran == []

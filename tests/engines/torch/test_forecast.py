@@ -11,7 +11,7 @@ from programs import run_program
 from torch import nn
 from torch.nn import functional
 
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.model_memory import find_optimizers
 from tensorferry.errors import BudgetTooSmall
@@ -67,8 +67,8 @@ class _Counting(Adversary):
         return sum(tensor.untyped_storage().nbytes() for tensor in held)
 
 
-def _large(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_nbytes: int) -> LargeModel:
-    return LargeModel(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)))
+def _large(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_nbytes: int) -> LargeTraining:
+    return LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)))
 
 
 def _between(model: nn.Module) -> int:
@@ -277,7 +277,7 @@ def test_a_forecast_that_is_lower_than_the_step_is_made_good_before_the_second_s
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     adversary = _Counting(model, optimizer)
     adversary.peak_nbytes = lambda: adversary.resident_nbytes() + 2**30  # type: ignore[method-assign]
-    large = LargeModel(model, 2**28, "auto", True, 512, 10.0, adversary_opener(adversary))
+    large = LargeTraining(model, 2**28, "auto", True, 512, 10.0, adversary_opener(adversary))
     with large:
         classify(model, images(0), optimizer)
         weights = _bits(model)
@@ -293,7 +293,7 @@ def test_what_was_measured_inside_the_budget_is_not_refused_for_the_margin() -> 
     adversary = _Counting(model, optimizer)
     budget_nbytes, margin_nbytes = 2**28, 6 * 2**20
     adversary.peak_nbytes = lambda: budget_nbytes - margin_nbytes // 2  # type: ignore[method-assign]
-    with LargeModel(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(adversary)) as big:
+    with LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(adversary)) as big:
         for seed in range(4):
             classify(model, images(seed), optimizer)
     plan = big.report().plan
@@ -311,15 +311,24 @@ def test_a_model_of_which_only_parts_are_called_is_refused_before_they_run() -> 
         optimizer.step()
         optimizer.zero_grad()
 
-    with pytest.raises(BudgetTooSmall) as caught, _large(model, optimizer, _between(model)):
+    with pytest.raises(BudgetTooSmall, match="Only a part of the model") as caught, _large(model, optimizer, _between(model)):
         train()
     assert ran == []
-    assert caught.value.smallest_nbytes is not None
-    with _large(model, optimizer, caught.value.smallest_nbytes) as big:
+    assert caught.value.smallest_nbytes is None  # nobody knows what the other parts need
+    with _large(model, optimizer, 2**30) as big:
         for _ in range(3):
             train()
     assert big.report().num_steps == 3
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_part_is_followed_from_an_input_that_another_part_made() -> None:
+    first, second = _Wide(), _Wide()
+    made = first(torch.ones(4, WIDTH))
+    assert made.grad_fn is not None
+    expected = _forecast(second, [], made)
+    assert any(op.phase is Phase.BACKWARD for op in expected.trace.ops)
+    assert made.grad_fn is not None
 
 
 def test_a_step_that_cannot_be_followed_is_stopped_before_it_passes_the_budget() -> None:
@@ -337,7 +346,7 @@ def test_a_step_that_cannot_be_followed_is_stopped_before_it_passes_the_budget()
 
     sizes: list[int] = []
     model, budget_nbytes = Doubling(), 96 * 2**20
-    with LargeModel(model, budget_nbytes, "auto", True, 2**20, 10.0) as big:
+    with LargeTraining(model, budget_nbytes, "auto", True, 2**20, 10.0) as big:
         with pytest.raises(BudgetTooSmall, match="was stopped at 'aten::cat'") as caught:
             model(torch.ones(2**20) * model.scale[:1]).sum().backward()
         assert caught.value.smallest_nbytes is None

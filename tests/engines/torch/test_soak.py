@@ -12,7 +12,7 @@ from cases import Residual
 from torch.nn import functional
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 
 NUM_CONTEXTS = 20
 NUM_STEPS = 50
@@ -52,7 +52,7 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
                 model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5
             )
         else:
-            large = LargeModel(model, 7 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
+            large = LargeTraining(model, 7 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
         with large:
             for _ in range(NUM_STEPS):
                 _step(model, optimizer, dice.choice([8, 12, 16]), dice)

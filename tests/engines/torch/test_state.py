@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.errors import TierLost
 from tensorferry.trace import Kind
 
@@ -25,9 +25,9 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def _large(model: nn.Module, adversary: Adversary) -> LargeModel:
+def _large(model: nn.Module, adversary: Adversary) -> LargeTraining:
     # the recorded steps move everything, whatever the budget
-    return LargeModel(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(adversary))
+    return LargeTraining(model, "1GiB", "auto", True, 512, 10.0, adversary_opener(adversary))
 
 
 def _train(in_between: Callable[[nn.Module, torch.optim.Optimizer], Any], adversary: Adversary | None) -> tuple[list[Any], Any]:

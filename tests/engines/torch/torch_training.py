@@ -8,7 +8,7 @@ from cases import Case, repeat_widest, train
 from contract import Outcome, Trained, Training
 from torch import nn
 
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.plan import find_floor
 
 SMALLEST_NBYTES = 512  # so that even the storages of these little models move
@@ -21,7 +21,7 @@ def train_plain(case: Case, device: str) -> Outcome:
     return train(case, device=device)
 
 
-def tight_nbytes(case: Case, open_large: Callable[[nn.Module], LargeModel], device: str = "cpu") -> int:
+def tight_nbytes(case: Case, open_large: Callable[[nn.Module], LargeTraining], device: str = "cpu") -> int:
     """Little above the floor of the widest batch, as a roomy training has measured it."""
     _, large = train_in(repeat_widest(case), open_large, device, num_steps=3)
     trace = large.report().trace
@@ -43,7 +43,7 @@ class TorchTraining(Training):
         return train_plain(self.case, self.device)
 
     def trained(
-        self, outcome: Outcome, large: LargeModel, num_copies: tuple[int, int], peak_nbytes: int, limit_nbytes: int
+        self, outcome: Outcome, large: LargeTraining, num_copies: tuple[int, int], peak_nbytes: int, limit_nbytes: int
     ) -> Trained:
         """What came of a training that may hold `limit_nbytes` at most; `num_copies` went out and came in."""
         report = large.report()
@@ -59,12 +59,12 @@ class TorchTraining(Training):
 
 
 def train_in(
-    case: Case, open_large: Callable[[nn.Module], LargeModel], device: str = "cpu", **settings: Any
-) -> tuple[Outcome, LargeModel]:
+    case: Case, open_large: Callable[[nn.Module], LargeTraining], device: str = "cpu", **settings: Any
+) -> tuple[Outcome, LargeTraining]:
     """What comes of a training, and the context that it ran in."""
-    entered: list[LargeModel] = []
+    entered: list[LargeTraining] = []
 
-    def around(model: nn.Module) -> LargeModel:
+    def around(model: nn.Module) -> LargeTraining:
         entered.append(open_large(model))
         return entered[0]
 

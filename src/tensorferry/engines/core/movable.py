@@ -155,6 +155,12 @@ class Swapper(Generic[Block]):
         movable.restore(block)
         movable.has_returned = True
 
+    def cancel_swap_in(self, movable: Movable[Block]) -> None:
+        """Let the block of a copy in go, a new one that nobody has read; the bytes are still on the tier."""
+        assert movable.copy_in is not None
+        movable.copy_in.take()
+        movable.copy_in = None
+
     def forget(self, movable: Movable[Block]) -> None:
         """Give up what is on the tier."""
         self.departed.append((movable.slot, movable.copy_out, movable.copy_in))
@@ -183,6 +189,10 @@ class Swapper(Generic[Block]):
             self.wait_for(self._outgoing[0][0], "reach")
             self._end_copy_out()
         return True
+
+    def end_copies_out(self) -> None:
+        """Wait for all copies out, so that their blocks are let go."""
+        self.make_room(0, limit_nbytes=-1)
 
     def held_nbytes(self) -> int:
         """What the step holds now, with copies in under way counted whole."""

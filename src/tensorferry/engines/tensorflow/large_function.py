@@ -20,6 +20,7 @@ from tensorferry.engines.tensorflow.allocator import DeviceMemory
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.history import GraphHistory
+from tensorferry.engines.tensorflow.loops import kept_nbytes
 from tensorferry.engines.tensorflow.notes import notes_on
 from tensorferry.engines.tensorflow.record import Recording, record
 from tensorferry.engines.tensorflow.swap import GraphCopies
@@ -36,7 +37,9 @@ from tensorferry.units import parse_bytes
 _MARGIN = Margin(share=0.06, min_nbytes=16 * 2**20)
 # where the allocator cannot grow, a hole that is too small is of no use
 _CAPPED_MARGIN = Margin(share=0.15, min_nbytes=16 * 2**20)
-_COLD_SHARE = 0.1  # by so much of it the floor of a step that has run was seen above what its graph alone tells
+# by so much the floor of a step that has run was seen above what its graph alone tells: a share of it, and what a process's first
+# step leaves of itself, such as code that is loaded
+_COLD_SHARE, _COLD_NBYTES = 0.1, 32 * 2**20
 _COPYING_KERNEL = "Conv3DBackpropFilter"  # oneDNN was seen to copy its largest input, outside of the allocator
 _OP_NBYTES = 19 * 1024  # what TensorFlow holds at most for an op of a graph, which is while it optimises a function of it
 # of a cap on the process, for oneDNN: the largest op's scratch, and what its other kernels keep for every thread that made them
@@ -161,7 +164,8 @@ class LargeFunction:
         held_nbytes = self._device.allocated_nbytes()
         if history.wants_record:
             # before its first run a function is neither optimised nor are its kernels made
-            expected_nbytes = len(history.recording.layout.graph.get_operations()) * _OP_NBYTES
+            layout = history.recording.layout
+            expected_nbytes = len(layout.graph.get_operations()) * _OP_NBYTES + (kept_nbytes(layout.nested) or 0)
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
             self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * history.scratch_nbytes) + _UNKNOWN_NBYTES)
         trace = history.with_overhead(held_nbytes + self._outside_nbytes)
@@ -176,7 +180,7 @@ class LargeFunction:
                 history.keep_plan()  # what was learnt since is no reason to end a training that runs
                 return
             if history.wants_record:
-                raise self._too_small(trace, self._warm_floor(trace))
+                raise self._too_small_to_record(history, trace)
             self._check_recorded(trace, floor)
         if trace.plain_peak_nbytes > self._limit_nbytes:
             self._device.save_memory(self._limit_nbytes, self.budget_nbytes)
@@ -211,7 +215,7 @@ class LargeFunction:
             self.budget_nbytes - self._outside_nbytes - history.scratch_nbytes,
         )
         if floor.nbytes > self._limit_nbytes:  # under a cap the allocator may have got less than hoped for
-            raise self._too_small(trace, self._warm_floor(trace))
+            raise self._too_small_to_record(history, trace)
         history.prepare_record()
         history.keep_plan()
 
@@ -237,7 +241,13 @@ class LargeFunction:
             ops = (replace(op, workspace_nbytes=op.workspace_nbytes + _foresee_copy(trace, op)) for op in trace.ops)
             trace = replace(trace, ops=tuple(ops))
         floor = find_floor(trace)
-        return replace(floor, nbytes=floor.nbytes + int(_COLD_SHARE * floor.nbytes))
+        return replace(floor, nbytes=floor.nbytes + int(_COLD_SHARE * floor.nbytes) + _COLD_NBYTES)
+
+    def _too_small_to_record(self, history: GraphHistory, trace: Trace) -> BudgetTooSmall:
+        error = self._too_small(trace, self._warm_floor(trace))
+        if kept_nbytes(history.recording.layout.nested) is not None:
+            return error
+        return BudgetTooSmall(f"{error} What its loops keep for their gradients is not known before and comes on top.", None)
 
     def _too_small(self, trace: Trace, floor: Floor) -> BudgetTooSmall:
         room = self._device.room()

@@ -1,8 +1,10 @@
 """What a user should know about a graph, for the report."""
 
 from collections import Counter
+from typing import Any
 
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
+from tensorferry.engines.tensorflow.loops import called_graphs
 from tensorferry.engines.tensorflow.record import Recording
 from tensorferry.units import format_bytes
 
@@ -24,18 +26,7 @@ def notes_on(recording: Recording) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _nested_nbytes(op: object) -> int:
+def _nested_nbytes(op: Any) -> int:
     """The bytes that the graphs an op calls make, once each."""
-    graph = op.graph  # type: ignore[attr-defined]
-    total = 0
-    for name in _called(op):
-        function = graph._get_function(name)
-        inner = getattr(function, "graph", None) or getattr(function, "cached_graph", None)
-        if inner is not None:
-            total += sum(tensor_nbytes(t) for inner_op in inner.get_operations() for t in inner_op.outputs)
-    return total
-
-
-def _called(op: object) -> list[str]:
-    """The names of the functions that an op calls."""
-    return [value.func.name for value in op.node_def.attr.values() if value.HasField("func")]  # type: ignore[attr-defined]
+    inner = (inner_op for graph in called_graphs(op).values() for inner_op in graph.get_operations())
+    return sum(tensor_nbytes(t) for inner_op in inner for t in inner_op.outputs)

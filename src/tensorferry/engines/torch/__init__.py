@@ -1,6 +1,6 @@
 """The PyTorch engine: trace a step, carry out its plan."""
 
 from tensorferry.engines.torch.capture import capture
-from tensorferry.engines.torch.large_model import LargeModel, large_model
+from tensorferry.engines.torch.large_model import LargeTraining, large_model
 
-__all__ = ["LargeModel", "capture", "large_model"]
+__all__ = ["LargeTraining", "capture", "large_model"]

@@ -15,9 +15,12 @@ import torch
 from tensorferry.engines.core.copies import CopyIn, CopyOut
 from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.segments import find_reserved, has_expandable_segments
 from tensorferry.errors import BadTier
 from tensorferry.machine import TierSpeed
+from tensorferry.plan import Plan
 from tensorferry.tiers import PinnedSlot, PinnedTier
+from tensorferry.trace import Trace
 
 _POLL_SECONDS = 1e-4
 _PCIE3_NBYTES_PER_SECOND = 12e9  # until copies have been measured: what a PCIe 3 link really carries
@@ -45,6 +48,7 @@ class AcceleratorDevice(Device):
         self.tier = tier
         self.out_stream = torch.Stream(device=device)
         self.in_stream = torch.Stream(device=device)
+        self._module: Any = torch.get_device_module(device)
         self._highest_nbytes = 0
         torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
         self._op_streams = {self.stream().stream_id: self.stream()}  # those that ops have been called on
@@ -77,6 +81,25 @@ class AcceleratorDevice(Device):
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, torch.Tensor) and value.layout is torch.strided and self.holds(value):
                     value.record_stream(stream)
+
+    def is_random(self, func: Any) -> bool:
+        return torch.Tag.nondeterministic_seeded in func.tags
+
+    def random_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._module.get_rng_state(self.device)
+        return state
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        self._module.set_rng_state(state, self.device)
+
+    def lacking_nbytes(self, trace: Trace, plan: Plan) -> int:
+        return 0 if has_expandable_segments() else max(0, find_reserved(trace, plan) - self.free_nbytes())
+
+    def unusable_nbytes(self) -> int:
+        return int(torch.accelerator.memory_stats(self.device).get("inactive_split_bytes.all.current", 0))
+
+    def empty_cache(self) -> None:
+        torch.accelerator.empty_cache()
 
     def wait_for_ops(self, stream: torch.Stream) -> None:
         """What is put on a stream from now on runs after every op called so far."""

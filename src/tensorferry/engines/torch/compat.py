@@ -12,6 +12,9 @@ import torch
 from tensorferry.extras import check_attributes, private_names
 
 with private_names("torch"):
+    from torch._C import (
+        _accelerator_getAllocatorSettings as allocator_settings,  # whether its segments can grow
+    )
     from torch._C import _AutoDispatchBelowAutograd as below_autograd  # ops that run again are not differentiated again
     from torch._C import _current_graph_task_id as current_graph_task_id  # whether a backward pass is under way
     from torch._C import (
@@ -38,6 +41,8 @@ with private_names("torch"):
     )
 
 __all__ = [
+    "COMPILED_MODULE",
+    "COMPILER",
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
     "OPTIMIZER_HOOKS",
@@ -47,6 +52,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "allocator_settings",
     "any_compiled",
     "autograd_functions",
     "below_autograd",
@@ -66,7 +72,8 @@ __all__ = [
 
 _OP = torch.ops.aten.add.Tensor
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_COMPILER = "torch._dynamo"
+COMPILER = "torch._dynamo"
+COMPILED_MODULE = "OptimizedModule"  # what `torch.compile` makes of a module, in the compiler
 autograd_functions: Any = torch._C._autograd  # torch.func asks it to turn saved-tensor hooks off
 OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
@@ -116,11 +123,11 @@ def takes_gradients_early(parameter: torch.Tensor) -> bool:
 
 def compiler_is_loaded() -> bool:
     """Whether something may have been compiled; loading the compiler to find out would be dear."""
-    return _COMPILER in sys.modules
+    return COMPILER in sys.modules
 
 
 def any_compiled(model: torch.nn.Module) -> bool:
     """Whether a module of the model was compiled; only where the compiler is loaded."""
     with private_names("torch"):
-        from torch._dynamo.eval_frame import OptimizedModule  # what `torch.compile` makes of a module
+        from torch._dynamo.eval_frame import OptimizedModule
     return any(isinstance(module, OptimizedModule) or module._compiled_call_impl is not None for module in model.modules())

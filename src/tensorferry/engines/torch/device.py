@@ -13,8 +13,9 @@ import torch
 
 from tensorferry.engines.core.copies import CopyIn, CopyLane, CopyOut, ThreadCopyIn, ThreadCopyOut
 from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages, is_capped
-from tensorferry.plan import Lane
+from tensorferry.plan import Lane, Plan
 from tensorferry.tiers import Tier
+from tensorferry.trace import Trace
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -56,6 +57,29 @@ class Device(ABC):
 
     def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: B027
         """An op that is not the engine's is about to be called."""
+
+    def is_random(self, func: Any) -> bool:  # noqa: ARG002
+        """Whether an op that may have to be called again draws from the device's random numbers."""
+        return False
+
+    def random_state(self) -> Any:
+        """Where the device is in its random numbers."""
+        raise NotImplementedError
+
+    def set_random_state(self, state: Any) -> None:
+        """Let the next op draw the numbers that followed that state."""
+        raise NotImplementedError
+
+    def lacking_nbytes(self, trace: Trace, plan: Plan) -> int:  # noqa: ARG002
+        """How much more than there is the device's allocator is expected to take for a step under a plan."""
+        return 0
+
+    def unusable_nbytes(self) -> int:
+        """What is free and can be neither given back nor used for a large block."""
+        return 0
+
+    def empty_cache(self) -> None:  # noqa: B027
+        """Give the device what its allocator keeps for reuse."""
 
     def on_host(self, slot: Any) -> torch.UntypedStorage | None:  # noqa: ARG002
         """A slot's bytes as host memory that outlives the tier, where they are in any."""

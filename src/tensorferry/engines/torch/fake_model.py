@@ -5,6 +5,7 @@ Model, batch, loss and optimizer are made and run with fake tensors, so that not
 reordered by oneDNN, fused attention also with dropout, autocast's accelerator rules, and the optimizer's multi-tensor form.
 """
 
+import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from tensorferry.engines.torch.compat import (
 )
 from tensorferry.engines.torch.fake_step import QuickFakeMode, follow, unchanged_randomness
 from tensorferry.errors import BadModel, FerryError, NotTraceable
+from tensorferry.frameworks import is_keras
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
@@ -88,6 +90,9 @@ class FakeModel:
                 for name, tensor in list(held.items()):
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         held[name] = fakes.setdefault(id(tensor), self._mode.from_tensor(tensor))
+        for variable in _keras_variables(model, "variables"):  # layers compute with what these hold
+            if variable._value.is_floating_point():  # a seed is none, and its value is asked for
+                variable._value = fakes.setdefault(id(variable._value), self._mode.from_tensor(variable._value))
 
     def capture(self, step: StepOptions, calls: list[OpCall | None] | None = None) -> Trace:
         """The trace of one training step; every storage that backward or the optimizer waits for is movable, however small.
@@ -102,6 +107,11 @@ class FakeModel:
             return _follow(self.model, step, self._mode, calls)
 
 
+def _keras_variables(model: Any, name: str) -> list[Any]:
+    """A Keras model's variables of that name; a model of torch has none."""
+    return list(getattr(model, name)) if is_keras(model) else []
+
+
 def _make_real_model(make_model: Callable[[], Any]) -> Any:
     try:
         return make_model()
@@ -112,7 +122,8 @@ def _make_real_model(make_model: Callable[[], Any]) -> Any:
 def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, calls: list[OpCall | None] | None) -> Trace:
     on_gpu = step.kernels == "gpu"
     # an accelerator's default is one multi-tensor op for all parameters, a CPU's is a loop
-    optimizer = OPTIMIZERS[step.optimizer](model.parameters(), foreach=on_gpu)
+    trained = [variable._value for variable in _keras_variables(model, "trainable_variables")] or model.parameters()
+    optimizer = OPTIMIZERS[step.optimizer](trained, foreach=on_gpu)
     _make_state(optimizer)
     inputs = [torch.zeros(shape, dtype=DTYPES[dtype]) for shape, dtype in step.inputs]
 
@@ -131,7 +142,7 @@ def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, cal
         optimizer.zero_grad()
 
     try:
-        with _quiet():
+        with _quiet(), _without_collection():
             trace = follow(train, model, mode, torch.device("cpu"), [optimizer], min_nbytes=1, kernels=step.kernels, calls=calls)
     except FerryError:
         raise
@@ -152,6 +163,18 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """While inside, tensors in reference cycles live on: else when one ends would not repeat, nor be alike for two batches."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

@@ -111,7 +111,7 @@ def _follow(
     """`optimizers`: None for no update at all."""
     mode, device = FakeTensorMode(allow_non_fake_inputs=True), device_of(model)
     with open_copy(model, mode) as copied:
-        fake_args, fake_kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        fake_args, fake_kwargs = tree_map_only(torch.Tensor, partial(_copy_input, mode), (args, kwargs))
         copies = _copy_optimizers(optimizers or (), copied, mode)
         steps: list[Callable[[], None]] = [partial(run_step, optimizer) for optimizer in copies]
         updates = [] if optimizers is None else [*copied.updates, *steps]
@@ -120,6 +120,11 @@ def _follow(
             _train(copied, fake_args, fake_kwargs, updates, device.type)
 
         return follow(train, copied.held, mode, device, copies, min_nbytes=min_nbytes, layers=copied.layers, first=True)
+
+
+def _copy_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake copy that begins a graph of its own: what made the input is not followed."""
+    return mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _copy_optimizers(

@@ -4,6 +4,7 @@ A CPU's heap may keep what is freed for the next allocation, which saves the tim
 for it.
 """
 
+import sys
 from collections import deque
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from tensorferry.trace import Trace
 
 _SETTLING_STEPS = 3
 _FEEDBACK = Feedback(replan_after=range(1, _SETTLING_STEPS + 1), max_plans=12, late_share=0.05, max_records=4)
+_MAX_FITS = 5  # plans made until one fits the segments that a device's allocator takes
 _LOOSE_COST_SHARE = 0.1  # of the step: more waiting than this costs more than fresh pages do
 # by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
 _LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
@@ -32,7 +34,9 @@ class OpHistory(StepHistory):
     def __init__(self, num_records: int) -> None:
         super().__init__(_FEEDBACK, num_records)
         self.schedule: StepSchedule | None = None
+        self.limit_nbytes = 0  # what a step under the plan may hold
         self.tightened_nbytes = 0
+        self._usable_nbytes = sys.maxsize  # less where memory within the limit was not to be had
         self._trace: Trace | None = None  # each op with the least workspace it needs
         self._recorded: tuple[Trace, RecordingStep] | None = None
         self._op_seconds: deque[np.ndarray] = deque(maxlen=_SETTLING_STEPS)
@@ -72,15 +76,23 @@ class OpHistory(StepHistory):
         step = self._recorded[1]
         recorder = step.recorder
         floor = find_floor(self._trace)
-        careful_nbytes = careful_limit(limit_nbytes, self.tightened_nbytes, floor.nbytes)
-        trace, plan = self._trace, make_plan(self._trace, careful_nbytes, machine, recompute=recompute)
+        trace, limit_nbytes, lacking_nbytes = self._trace, min(limit_nbytes, self._usable_nbytes), 0
+        for _ in range(_MAX_FITS):
+            limit_nbytes = careful_limit(limit_nbytes, lacking_nbytes, floor.nbytes)
+            careful_nbytes = careful_limit(limit_nbytes, self.tightened_nbytes, floor.nbytes)
+            plan = make_plan(trace, careful_nbytes, machine, recompute=recompute)
+            lacking_nbytes = step.store.device.lacking_nbytes(trace, plan)
+            if not lacking_nbytes or careful_nbytes == floor.nbytes:
+                break
+        self.limit_nbytes = limit_nbytes
         loose = self._plan_loosely(recorder, careful_nbytes, machine, recompute) if may_reuse else None
         reuses_freed = loose is not None and loose[1].step_seconds <= (1 + _LOOSE_COST_SHARE) * plan.step_seconds
         if loose is not None and reuses_freed:
             trace, plan = loose
         plan = replace(plan, floor_nbytes=floor.nbytes, floor_op=floor.op, plain_peak_nbytes=self._trace.plain_peak_nbytes)
+        random = frozenset(i for i, func in enumerate(recorder.funcs) if step.store.device.is_random(func))
         self.schedule = StepSchedule(
-            trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed, recorder.loose_nbytes
+            trace, plan, recorder.funcs, recorder.saved_rows, step.states, reuses_freed, recorder.loose_nbytes, random
         )
         self.go_by(plan, simulate(trace, plan, machine))
 
@@ -107,14 +119,19 @@ class OpHistory(StepHistory):
                 self.end_off_plan()
             return
         above_nbytes = peak_nbytes - step.limit_nbytes
+        lacking_nbytes, step.store.retry.lacking_nbytes = step.store.retry.lacking_nbytes, 0
         timeline, log = step.timeline(peak_nbytes), step.log
         if not step.is_timed:
             self.num_planned_steps += 1
             # one that is timed says what to do
-            self._wants_times = above_nbytes > 0 or (self._is_late(timeline) and not self._is_late(self.predicted))
+            self._wants_times = (
+                above_nbytes > 0 or lacking_nbytes > 0 or (self._is_late(timeline) and not self._is_late(self.predicted))
+            )
             return
         self._wants_times = False
         self.tightened_nbytes += max(0, above_nbytes)
+        if lacking_nbytes:
+            self._usable_nbytes = min(self._usable_nbytes, step.limit_nbytes, peak_nbytes) - lacking_nbytes
         seconds = log.op_seconds(step.schedule.trace.ops)
         if step.store.device.synchronous and (not self._op_seconds or len(seconds) == len(self._op_seconds[-1])):
             self._op_seconds.append(seconds)
@@ -125,4 +142,4 @@ class OpHistory(StepHistory):
             num_late=log.num_late,
             stall_seconds=timeline.stall_seconds,
         )
-        self.end_planned(timeline, moved, above_nbytes)
+        self.end_planned(timeline, moved, max(above_nbytes, lacking_nbytes))

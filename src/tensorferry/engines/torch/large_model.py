@@ -6,9 +6,8 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ import torch
 from tensorferry.engines.budget import MIN_NBYTES, Margin
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import (
+    COMPILED_MODULE,
     any_compiled,
     autograd_functions,
     compiler_is_loaded,
@@ -27,28 +27,31 @@ from tensorferry.engines.torch.compat import (
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
-from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
+from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, memory_by_kind, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
+from tensorferry.engines.torch.uncompiled import running_uncompiled
 from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
+from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import stopped, too_small, too_small_to_begin
+from tensorferry.plan.floor import part_too_small, stopped, too_small, too_small_to_begin
 from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
-# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step;
-# a budget that is named before it has room for the most that was seen, of it and of kernels' workspace beyond what is told of it
+# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step
 _COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
-_MOST_COLD_SHARE, _MOST_COLD_NBYTES = 0.05, 16 * 2**20
+# a budget that is named before it has room for the most that was seen: of it, of kernels' workspace beyond what is told of it,
+# and of the engine's own records, which grow with the number of ops
+_MOST_COLD_SHARE, _MOST_COLD_NBYTES, _RECORDS_NBYTES_PER_OP = 0.05, 32 * 2**20, 4096
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
@@ -75,7 +78,7 @@ def large_model(
     recompute: bool = True,
     min_nbytes: int = MIN_NBYTES,
     watchdog_seconds: float = 120.0,
-) -> "LargeModel":
+) -> "LargeTraining":
     """A context in which training `model` fits a budget in bytes, bit for bit as without it.
 
     budget: "2GiB", bytes, or "auto" (most of what is free). It is for everything a step holds at once: weights, gradients,
@@ -88,10 +91,10 @@ def large_model(
                 optimizer.step(); optimizer.zero_grad()
         print(big.report())
     """
-    return LargeModel(model, budget, tier, recompute, min_nbytes, watchdog_seconds)
+    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds)
 
 
-class LargeModel:
+class LargeTraining:
     """What `large_model` returns; enter it once."""
 
     def __init__(
@@ -135,7 +138,7 @@ class LargeModel:
 
     # entering and leaving
 
-    def __enter__(self) -> "LargeModel":
+    def __enter__(self) -> "LargeTraining":
         if self._entered:
             raise BadUse("this context was entered before; make a new one with ferry.large_model(...) for each block")
         with ExitStack() as stack:
@@ -147,6 +150,7 @@ class LargeModel:
             self._store = SavedTensors(
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
+            self._store.retry.make_room = self._swap_out_all
             self._states = OptimizerStates(self._store, self._model)
             stack.callback(self._close)
             stack.enter_context(self._states.watching(memory.optimizers))
@@ -162,20 +166,17 @@ class LargeModel:
                     self._part_hooks.callback(handle.remove)
             stack.enter_context(_clear_backward_errors(self._backward_failed))
             stack.enter_context(_refuse_transforms())
-            self._run_uncompiled(stack)
+            if is_keras(self._model):
+                stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
+            stack.enter_context(running_uncompiled(self._note_compiled))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
         self._entered = True
         return self
 
-    def _run_uncompiled(self, stack: ExitStack) -> None:
-        """A compiled function is one opaque op whose tensors cannot be told apart, so inside it runs op by op."""
-        if not compiler_is_loaded():
-            return
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_no_hook_warnings())
-        if any_compiled(self._model):
+    def _note_compiled(self) -> None:
+        if any_compiled(self._model) or COMPILED_MODULE in self._names.running:
             self._note("compiled modules run uncompiled here; compare results with the uncompiled model")
 
     def __exit__(self, exc_type: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -185,6 +186,8 @@ class LargeModel:
             self._exit.close()
         finally:
             self._error = None  # its traceback holds frames, and what they hold
+        if is_keras(self._model) and (ours := find_ours(error)) is not None and ours is not error:
+            raise ours from None
 
     def _close(self) -> None:
         with self._store.lock:
@@ -217,7 +220,7 @@ class LargeModel:
         self._device.before_op(args, kwargs)
         if self._step is None:
             self._states.make_touched_resident(args, kwargs)
-            return func(*args, **kwargs)
+            return self._store.run_op(func, args, kwargs)
         return self._step.run_op(func, args, kwargs)
 
     def _pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
@@ -236,6 +239,12 @@ class LargeModel:
                 return self._store.load(handle)
         return self._step.unpack(handle)
 
+    def _swap_out_all(self) -> None:
+        """Have nothing on the device that can be elsewhere."""
+        if isinstance(self._step, PlannedStep):
+            self._step.swap_out_all()
+        self._store.swapper.end_copies_out()
+
     def _unhook_root(self) -> None:
         self._root_hook.remove()
 
@@ -252,7 +261,7 @@ class LargeModel:
 
     def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Where a loop calls the model's parts and never the model, they are all that can be followed."""
-        if self._names.num_running > 1 or not torch.is_grad_enabled() or in_backward() or self._store.busy:
+        if len(self._names.running) > 1 or not torch.is_grad_enabled() or in_backward() or self._store.busy:
             return
         if find_optimizers(module):  # a part that nobody trains may have no backward pass
             self._forecast_once(module, args, kwargs)
@@ -268,6 +277,8 @@ class LargeModel:
 
     def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a step that cannot fit, or that the tier has no room for."""
+        if compiler_is_loaded():  # maybe since the context was entered
+            self._note_compiled()
         optimizers = find_optimizers(module)
         for optimizer in optimizers:
             self._states.meet(optimizer)
@@ -285,6 +296,7 @@ class LargeModel:
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
+        trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
         self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
@@ -312,7 +324,7 @@ class LargeModel:
             else:
                 assert history.schedule is not None
                 # at a floor above it the margin is given up rather than a training that has begun
-                limit_nbytes = max(self._limit_nbytes, history.schedule.plan.floor_nbytes)
+                limit_nbytes = max(history.limit_nbytes, history.schedule.plan.floor_nbytes)
                 step = PlannedStep(self._store, self._states, history.schedule, limit_nbytes, is_timed=history.wants_times)
                 reuses_freed = history.schedule.reuses_freed
                 if history.wants_times:
@@ -365,31 +377,36 @@ class LargeModel:
         state_nbytes = sum(state.nbytes for state in self._states.find())
         held_nbytes = self._device.resident_nbytes() - state_nbytes
         if held_nbytes > self._limit_nbytes:
-            raise too_small_to_begin(self.budget_nbytes, held_nbytes)
+            raise too_small_to_begin(self.budget_nbytes, memory_by_kind(self._model), held_nbytes)
 
     def _refuse_below_floor(self, trace: Trace, *, is_cold: bool = False, is_part: bool = False) -> None:
         """`is_cold`: nothing of the trace has been measured, and maybe no step has run in this process.
 
-        `is_part`: the step has more than the trace; what all of it needs in plain training is taken for what the rest needs.
+        `is_part`: the step has more than the trace, and nobody knows how much.
         """
         floor = find_floor(trace)
         cold_nbytes = min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES) if is_cold else 0
-        known_nbytes = trace.plain_peak_nbytes if is_part else floor.nbytes
-        to_come_nbytes = int(_MOST_COLD_SHARE * known_nbytes) + _MOST_COLD_NBYTES if is_cold else 0
-        named_nbytes = self._name(known_nbytes + to_come_nbytes)
-        self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
         # what was measured fitted into the budget once, margin or not
-        if floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes):
+        is_below = floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes)
+        if is_part:
+            if is_below:
+                raise part_too_small(trace, self.budget_nbytes, replace(floor, nbytes=self._name(floor.nbytes + cold_nbytes)))
+            return
+        named_nbytes = self._name(floor.nbytes + (_most_to_come_nbytes(trace, floor.nbytes) if is_cold else 0))
+        self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
+        if is_below:
             raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=named_nbytes))
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        room_nbytes = self.budget_nbytes - held_nbytes
+        # once a step has ended the margin is given up rather than a training that has begun
+        room_nbytes = (self.budget_nbytes if self._num_steps else self._limit_nbytes) - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
         if demand_nbytes > room_nbytes:
-            raise stopped(func.name(), self.budget_nbytes, held_nbytes, demand_nbytes, self._named_nbytes)
+            held = self._step.recorder.held_by_kind() if isinstance(self._step, RecordingStep) else {}
+            raise stopped(func.name(), self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)
 
     def _name(self, floor_nbytes: int) -> int:
         """The budget to name for a floor."""
@@ -426,7 +443,7 @@ class LargeModel:
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            notes=(*self._notes, *(floor_notes(trace) if trace else ())),
+            notes=(*self._notes, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
         )
 
     def _note(self, text: str) -> None:
@@ -445,6 +462,11 @@ class _Uncopied:
 
     def __reduce__(self) -> Any:  # copies are made by it, too
         return _Uncopied, (_do_nothing,)
+
+
+def _most_to_come_nbytes(trace: Trace, floor_nbytes: int) -> int:
+    """What steps may add to a floor that was told before the first of them."""
+    return int(_MOST_COLD_SHARE * floor_nbytes) + _MOST_COLD_NBYTES + _RECORDS_NBYTES_PER_OP * len(trace.ops)
 
 
 def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:
@@ -503,15 +525,3 @@ def _refuse_transforms() -> Iterator[None]:
         yield
     finally:
         autograd_functions._saved_tensors_hooks_disable = original
-
-
-@contextmanager
-def _no_hook_warnings() -> Iterator[None]:
-    """While inside, a compiled module does not warn that hooks of all modules run once more for it; those here may."""
-    warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
-    ours = warnings.filters[0]
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the user has set others
-            warnings.filters.remove(ours)  # type: ignore[attr-defined]

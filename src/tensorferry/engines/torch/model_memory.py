@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tensorferry.engines.torch.fake_copy import optimizer_variables
+from tensorferry.trace import Kind
 
 Blocks = dict[int, weakref.ref[torch.UntypedStorage]]  # by address
 
@@ -53,6 +54,16 @@ def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 def _trains(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
     groups = vars(optimizer).get("param_groups", ())  # one that wraps another has none of its own
     return any(id(parameter) in parameters for group in groups for parameter in group["params"])
+
+
+def memory_by_kind(model: torch.nn.Module) -> dict[Kind, int]:
+    """What the model itself holds of each kind."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return {
+        Kind.PARAMETER: sum(parameter.nbytes for parameter in model.parameters()),
+        Kind.BUFFER: sum(buffer.nbytes for buffer in model.buffers()),
+        Kind.GRADIENT: sum(gradient.nbytes for gradient in gradients),
+    }
 
 
 def persistent_blocks(model: torch.nn.Module) -> frozenset[int]:

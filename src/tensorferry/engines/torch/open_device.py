@@ -13,6 +13,9 @@ from tensorferry.engines.torch.device import CpuDevice, Device, device_of
 from tensorferry.machine import TierSpeed, free_memory_nbytes
 from tensorferry.tiers import open_tier
 
+# the engine's own code and what it makes when it is opened: as a rule it is loaded once the model is built, so the rise is there
+_OWN_NBYTES = 4 * 2**20
+
 
 class SwapSpace(Protocol):
     """What the engine asks of any tier."""
@@ -66,7 +69,7 @@ def _open_cpu(text: str, budget_nbytes: int | None, held_nbytes: int, stack: Exi
     if budget_nbytes is None:
         free_nbytes = min(free_memory_nbytes(), _left_under_cap_nbytes(meter))
         budget_nbytes = int((free_nbytes + held_nbytes) * AUTO_SHARE)
-    device = CpuDevice(tier, meter, meter.now_nbytes() - held_nbytes)
+    device = CpuDevice(tier, meter, meter.now_nbytes() - held_nbytes - _OWN_NBYTES)
     stack.callback(device.close)
     return OpenedDevice(device, tier, budget_nbytes)
 

@@ -12,7 +12,8 @@ The first op or save that differs from the trace ends that: the rest of the step
 import time
 import weakref
 from collections import deque
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,6 @@ import torch
 
 from tensorferry.engines.core.history import StepMode
 from tensorferry.engines.torch.compat import tree_leaves
-from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.log import OpLog
 from tensorferry.engines.torch.recompute import ReplayNotes
 from tensorferry.engines.torch.schedule import StepSchedule
@@ -110,9 +110,15 @@ class PlannedStep:
             and self.mode is StepMode.PLANNED
         ):
             self._room_nbytes = room_nbytes
-            if self.is_timed or self.states.any_away:
-                return self._run_quietly(func, args, kwargs)
-            return func(*args, **kwargs)
+            if self.states.any_away:
+                self._await_states(args, kwargs)
+            if self.is_timed:
+                return self._run_timed(func, args, kwargs)
+            try:
+                return func(*args, **kwargs)
+            except torch.OutOfMemoryError as error:
+                failed = error.with_traceback(None)  # its frames hold tensors, and one of them holds it
+            return self.store.run_op_again(func, args, kwargs, failed)
         planned = self.mode is StepMode.PLANNED and self._expects(position, func)
         with self.store.lock:
             if planned:
@@ -121,12 +127,9 @@ class PlannedStep:
                 self._ensure_unplanned_room(args, kwargs)
                 is_tight = True
         self._await_states(args, kwargs)
-        log = self.log
         between = partial(self._between_kernels, position) if planned else None
         with self.store.device.free_at_once() if is_tight else nullcontext():
-            log.op_starts.append(time.perf_counter())
-            out = run_op(func, args, kwargs, between)
-            log.op_ends.append(time.perf_counter())
+            out = self._run_timed(func, args, kwargs, between)
         if position == len(self.schedule.trace.ops) - 1:
             self._ended = self.store.device.mark()
         if planned and position in self.schedule.noted:
@@ -134,14 +137,11 @@ class PlannedStep:
                 self._replay_notes.note(func, args, kwargs, out)
         return out
 
-    def _run_quietly(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op for which the plan has nothing to do."""
-        if self.states.any_away:
-            self._await_states(args, kwargs)
-        if not self.is_timed:
-            return func(*args, **kwargs)
+    def _run_timed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Callable[[], None] | None = None
+    ) -> Any:
         self.log.op_starts.append(time.perf_counter())
-        out = func(*args, **kwargs)
+        out = self.store.run_op(func, args, kwargs, between)
         self.log.op_ends.append(time.perf_counter())
         return out
 
@@ -168,8 +168,9 @@ class PlannedStep:
                 held_nbytes = self._held_nbytes(saved.nbytes + demand_nbytes)
                 if held_nbytes + saved.nbytes + demand_nbytes > self.limit_nbytes:
                     break
-                self._swap_in(saved)
-                held_nbytes += saved.nbytes
+                with suppress(torch.OutOfMemoryError):  # whoever wants it makes room for it
+                    self._swap_in(saved)
+                    held_nbytes += saved.nbytes
             self._due.popleft()
         if held_nbytes + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
@@ -257,6 +258,16 @@ class PlannedStep:
                 swapper.swap_out(saved)
                 if swapper.make_room(demand_nbytes, self.limit_nbytes):
                     return
+
+    def swap_out_all(self) -> None:
+        """Swap out everything that is not in use, what has come back early included; the device has ended its work."""
+        self._room_nbytes = 0
+        for saved in filter(None, (ref() for ref in self._saved)):
+            if saved.copy_in is not None:
+                self.store.swapper.cancel_swap_in(saved)
+            elif saved.resident and not saved.wanted and not saved.has_returned:
+                self.log.num_unplanned += 1
+                self.store.swapper.swap_out(saved)
 
     # afterwards
 

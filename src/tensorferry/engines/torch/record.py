@@ -7,6 +7,7 @@ autograd would hold it is observed, not guessed.
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,6 @@ from tensorferry.engines.torch.compat import (
     tree_leaves,
 )
 from tensorferry.engines.torch.device import Device
-from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.model_memory import persistent_blocks
 from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
@@ -104,6 +104,13 @@ class Recorder:
     def position(self) -> int:
         """The op that runs next."""
         return len(self.ops)
+
+    def held_by_kind(self) -> dict[Kind, int]:
+        """What is resident now, of all that has been seen."""
+        held: Counter[Kind] = Counter()
+        for row in self.rows:
+            held[row.kind] += row.nbytes * (row.num_blocks > 0)
+        return dict(held)
 
     def record(
         self,
@@ -367,29 +374,24 @@ class LayerNames:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-        self._stack: list[str] = []
+        self.running: list[str] = []  # the modules that are inside of each other now
         self.wanted = ""
-
-    @property
-    def num_running(self) -> int:
-        """How many modules are inside of each other now."""
-        return len(self._stack)
 
     def current(self, phase: Phase) -> str:
         if phase is Phase.BACKWARD:
             return self.wanted.split(" ")[0]
-        return self._stack[-1] if self._stack else ""
+        return self.running[-1] if self.running else ""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While inside, the layer that runs is known."""
 
         def enter(module: torch.nn.Module, _: Any) -> None:
-            self._stack.append(self._names.get(id(module), type(module).__name__))
+            self.running.append(self._names.get(id(module), type(module).__name__))
 
         def leave(*_: Any) -> None:
-            if self._stack:
-                self._stack.pop()
+            if self.running:
+                self.running.pop()
 
         hooks = torch.nn.modules.module
         with ExitStack() as stack:
@@ -447,7 +449,7 @@ class RecordingStep:
             begins = [(0, device.touched_nbytes())]
             device.synchronize()
             start = time.perf_counter()
-            out = run_op(
+            out = self.store.run_op(
                 func, args, kwargs, lambda: begins.append((device.resident_nbytes() - before_nbytes, device.touched_nbytes()))
             )
             device.synchronize()

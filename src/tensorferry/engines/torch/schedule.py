@@ -21,6 +21,7 @@ class StepSchedule:
     states: list[tuple[StateStorage, int]]  # of the optimizer, each with its place in the trace
     reuses_freed: bool  # whether the plan has room for freed memory that is kept for the next allocation
     loose_nbytes: list[int]  # each op's workspace if nothing that it frees were given back or used again
+    random: frozenset[int] = frozenset()  # ops before which the state of a generator is kept
 
     @cached_property
     def demand_nbytes(self) -> list[int]:
@@ -78,7 +79,7 @@ class StepSchedule:
     @cached_property
     def quiet(self) -> list[Any]:
         """By op: its func where the plan has nothing to do but to see that there is room, else None."""
-        busy = self.noted | self.swap_ins.keys() | {len(self.trace.ops) - 1}
+        busy = self.noted | self.random | self.swap_ins.keys() | {len(self.trace.ops) - 1}
         return [None if i in busy or runs_in_parts(func) else func for i, func in enumerate(self.funcs)]
 
     @cached_property

@@ -127,7 +127,7 @@ class OptimizerStates:
     def make_resident(self, state: StateStorage) -> None:
         """Have a storage's bytes back, whatever it takes."""
         try:
-            self._swapper.make_resident(state)
+            self._store.retry.allocate(lambda: self._swapper.make_resident(state))
         except (TierLost, CopyStuck) as error:
             self._swapper.forget(state)
             del self._moved[state.address]

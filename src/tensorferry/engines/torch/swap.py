@@ -10,9 +10,10 @@ version counter shares the counter, not the bytes.
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ from tensorferry.engines.core.log import LoggedCopy
 from tensorferry.engines.core.movable import Movable, Swapper
 from tensorferry.engines.torch.compat import block_from_weak
 from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.lean import run_op
+from tensorferry.engines.torch.out_of_memory import OutOfMemoryRetry
 from tensorferry.errors import FerryError, SavedTensorModified, TierLost
 
 
@@ -106,6 +109,7 @@ class SavedTensors:
         self.lock = threading.RLock()
         self.persistent: frozenset[int] = frozenset()  # storages of parameters and buffers, by address
         self.busy = False  # the engine's own ops are not the model's
+        self.retry = OutOfMemoryRetry(device)
         self._alive: weakref.WeakSet[SavedStorage] = weakref.WeakSet()
         self._by_address: dict[int, weakref.ref[SavedStorage]] = {}  # by address of the original block
         self._step_number = 0
@@ -163,16 +167,33 @@ class SavedTensors:
         """The storage's block, by a copy in or by running its ops again if it is not there."""
         was_back = saved.has_returned
         if saved.block is None:
-            if saved.replay is None:
-                self.swapper.make_resident(saved)
-            else:
-                self._replay(saved)
+            self.retry.allocate(partial(self._replay if saved.replay is not None else self.swapper.make_resident, saved))
         assert saved.block is not None
         if saved.has_returned != was_back:
             saved.stream = self.device.stream()
         elif saved.stream is not None:
             self.device.follow(saved.stream, saved.block)
         return saved.block
+
+    def run_op(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Callable[[], object] | None = None
+    ) -> Any:
+        """Run an op of the model; `between` is called where a second kernel takes over from the first."""
+        random_state = self.device.random_state() if self.device.is_random(func) else None
+        try:
+            return run_op(func, args, kwargs, between)
+        except torch.OutOfMemoryError as error:
+            failed = error.with_traceback(None)  # its frames hold tensors, and one of them holds it
+        return self.run_op_again(func, args, kwargs, failed, random_state)
+
+    def run_op_again(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], failed: torch.OutOfMemoryError, random_state: Any = None
+    ) -> Any:
+        """Run an op of the model that found no memory; a random one draws what followed that state."""
+        with self.lock, self.at_work():
+            if random_state is not None:
+                self.device.set_random_state(random_state)
+            return self.retry.run_op(func, args, kwargs, failed)
 
     def drop(self, saved: SavedStorage, replay: Replay) -> None:
         """Let the block go; it will be made again when wanted."""

@@ -221,21 +221,34 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 // ---- device memory
 
-constexpr size_t kGrain = 512;
-constexpr size_t kSegment = 1 << 21;  // what the allocator takes from the device at least
+// As CUDA's caching allocator: small blocks come from segments of their own, and of a large one the end is cut off only when it is
+// worth it. A segment goes back to the device when all of it is free.
+constexpr size_t kGrain = 512, kMiB = 1 << 20;
+constexpr size_t kSmall = kMiB, kSmallSegment = 2 * kMiB;
+constexpr size_t kMedium = 10 * kMiB, kMediumSegment = 20 * kMiB, kLargeGrain = 2 * kMiB;
+
+size_t round_up(size_t nbytes, size_t grain) { return (nbytes + grain - 1) / grain * grain; }
+size_t segment_for(size_t nbytes) {
+  return nbytes <= kSmall ? kSmallSegment : nbytes < kMedium ? kMediumSegment : round_up(nbytes, kLargeGrain);
+}
 
 struct Block {
   char* data;
   size_t nbytes;
   int device, stream;
+  bool is_small;  // the segment is one for small blocks
   bool is_free = true;
   Block *before = nullptr, *after = nullptr;  // its neighbours in the same segment
   std::set<int> readers = {};                 // other streams that were told to the allocator
   std::vector<Mark> waits = {};               // for them, once it has been freed
+
+  bool is_segment() const { return before == nullptr && after == nullptr; }
 };
 struct BySize {
   bool operator()(const Block* a, const Block* b) const { return std::tie(a->nbytes, a->data) < std::tie(b->nbytes, b->data); }
 };
+
+using Pool = std::set<Block*, BySize>;  // free ones
 
 // A caching allocator: memory in use is what is held, and what was freed while another stream may still read it. The capacity is
 // for what is in use or, as on a real device, for the segments that have been reserved.
@@ -265,7 +278,8 @@ class Allocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex device) override {
     std::lock_guard<std::recursive_mutex> lock(mutex_);
     auto& stats = stats_.at(device);
-    for (auto* each : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes}) (*each)[0].reset_peak();
+    for (auto* each : {&stats.allocated_bytes, &stats.active_bytes, &stats.reserved_bytes, &stats.inactive_split_bytes})
+      (*each)[0].reset_peak();
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     std::lock_guard<std::recursive_mutex> lock(mutex_);
@@ -285,7 +299,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
   Block* take(int device, int stream, size_t asked_nbytes) {
     std::lock_guard<std::recursive_mutex> lock(mutex_);
-    size_t nbytes = (asked_nbytes + kGrain - 1) / kGrain * kGrain;
+    size_t nbytes = round_up(asked_nbytes, kGrain);
     pool_unread(device, false);
     auto* block = find(device, stream, nbytes);
     if (block == nullptr) {  // as CUDA's allocator: wait for readers, return what is free, try once more
@@ -305,24 +319,26 @@ class Allocator final : public c10::DeviceAllocator {
   }
   Block* find(int device, int stream, size_t nbytes) {
     if (!of_segments_ && counted(device) + int64_t(nbytes) > capacity_.at(device)) return nullptr;
-    auto& pool = pools_[{device, stream}];
-    Block least{nullptr, nbytes, device, stream};
+    bool is_small = nbytes <= kSmall;
+    auto& pool = pools_[{device, stream, is_small}];
+    Block least{nullptr, nbytes, device, stream, is_small};
     auto found = pool.lower_bound(&least);
     Block* block = found != pool.end() ? *found : nullptr;
     if (block != nullptr) {
-      pool.erase(found);
+      erase(pool, block);
     } else {
-      size_t segment_nbytes = (nbytes + kSegment - 1) / kSegment * kSegment;
+      size_t segment_nbytes = segment_for(nbytes);
       if (of_segments_ && counted(device) + int64_t(segment_nbytes) > capacity_.at(device)) return nullptr;
       auto* data = static_cast<char*>(std::aligned_alloc(4096, segment_nbytes));
-      block = new Block{data, segment_nbytes, device, stream};
+      block = new Block{data, segment_nbytes, device, stream, is_small};
       stats_.at(device).reserved_bytes[0].increase(segment_nbytes);
     }
-    if (block->nbytes > nbytes) {
-      auto* rest = new Block{block->data + nbytes, block->nbytes - nbytes, device, stream, true, block, block->after};
+    size_t rest_nbytes = block->nbytes - nbytes;
+    if (is_small ? rest_nbytes > 0 : rest_nbytes > kSmall) {
+      auto* rest = new Block{block->data + nbytes, rest_nbytes, device, stream, is_small, true, block, block->after};
       if (rest->after != nullptr) rest->after->before = rest;
       block->after = rest, block->nbytes = nbytes;
-      pool.insert(rest);
+      insert(pool, rest);
     }
     return block;
   }
@@ -338,18 +354,26 @@ class Allocator final : public c10::DeviceAllocator {
   void pool(Block* block) {
     stats_.at(block->device).active_bytes[0].decrease(block->nbytes);
     block->is_free = true;
-    auto& pool = pools_[{block->device, block->stream}];
+    auto& pool = pools_[{block->device, block->stream, block->is_small}];
     if (block->after != nullptr && block->after->is_free) merge(pool, block, block->after);
     if (block->before != nullptr && block->before->is_free) {
       auto* before = block->before;
-      pool.erase(before);
+      erase(pool, before);
       merge(pool, before, block);
       block = before;
     }
-    pool.insert(block);
+    insert(pool, block);
   }
-  static void merge(std::set<Block*, BySize>& pool, Block* block, Block* after) {
-    pool.erase(after);
+  // what is free in a segment that is in use in part can be neither returned nor had for what does not fit there
+  void insert(Pool& pool, Block* block) {
+    pool.insert(block);
+    if (!block->is_segment()) stats_.at(block->device).inactive_split_bytes[0].increase(block->nbytes);
+  }
+  void erase(Pool& pool, Block* block) {
+    if (pool.erase(block) && !block->is_segment()) stats_.at(block->device).inactive_split_bytes[0].decrease(block->nbytes);
+  }
+  void merge(Pool& pool, Block* block, Block* after) {
+    erase(pool, after);
     block->nbytes += after->nbytes, block->after = after->after;
     if (block->after != nullptr) block->after->before = block;
     delete after;
@@ -372,9 +396,9 @@ class Allocator final : public c10::DeviceAllocator {
     pool_unread(device, true);
     for (auto* queue : queues_of(device)) queue->wait();
     for (auto& [key, pool] : pools_) {
-      for (auto at = pool.begin(); key.first == device && at != pool.end();) {
+      for (auto at = pool.begin(); std::get<0>(key) == device && at != pool.end();) {
         auto* block = *at;
-        bool is_segment = block->before == nullptr && block->after == nullptr;
+        bool is_segment = block->is_segment();
         at = is_segment ? pool.erase(at) : std::next(at);
         if (!is_segment) continue;
         stats_.at(device).reserved_bytes[0].decrease(block->nbytes);
@@ -385,7 +409,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   std::recursive_mutex mutex_;
-  std::map<std::pair<int, int>, std::set<Block*, BySize>> pools_;  // by device and stream
+  std::map<std::tuple<int, int, bool>, Pool> pools_;  // by device, stream and whether for small blocks
   std::array<std::list<Block*>, kNumDevices> still_read_;
   std::array<c10::CachingDeviceAllocator::DeviceStats, kNumDevices> stats_;
   std::array<int64_t, kNumDevices> capacity_{int64_t(1) << 32, int64_t(1) << 32};
@@ -786,9 +810,9 @@ void record_stream(at::Tensor& self, at::Stream stream) { allocator().recordStre
 
 // The CPU's own has no argument for a generator.
 std::tuple<at::Tensor, at::Tensor> dropout(const at::Tensor& input, double p, std::optional<bool> train) {
-  auto out = at::empty_like(input), mask = at::empty_like(input, input.options().dtype(at::kBool));
   bool drops = train.value_or(true) && p > 0;
-  auto generator = drops ? generator_for_call({}, input.device().index()) : at::Generator();
+  auto generator = drops ? generator_for_call({}, input.device().index()) : at::Generator();  // moved on, memory or not
+  auto out = at::empty_like(input), mask = at::empty_like(input, input.options().dtype(at::kBool));
   current_queue(input.device().index()).put([=, from = over_bytes(input), to = over_bytes(out), kept = over_bytes(mask)]() mutable {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     drops ? kept.bernoulli_(1 - p, generator) : kept.fill_(true);

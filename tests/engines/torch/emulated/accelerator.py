@@ -103,6 +103,10 @@ class Emulated:
     def highest_in_use_nbytes(self, device: int = 0) -> int:
         return torch.accelerator.memory_stats(device)["active_bytes.all.peak"]
 
+    def in_pieces_nbytes(self, device: int = 0) -> int:
+        """Memory that is free in segments that are in use in part."""
+        return torch.accelerator.memory_stats(device)["inactive_split_bytes.all.current"]
+
     def _index(self, device: Any = None) -> int:
         index = device if isinstance(device, int) or device is None else torch.device(device).index
         return int(self._c.emulated_current_device()) if index is None else index

@@ -29,10 +29,14 @@ def train(
     num_steps: int = 6,
     in_between: Callable[[int], Any] = lambda _: None,
     rows: int = 1024,
+    first: int = 0,
 ) -> list[float]:
-    """The losses of some steps; `in_between` is called between the forward and the backward pass of each."""
+    """The losses of some steps, each with a batch of its own number from `first` on.
+
+    `in_between` is called between the forward and the backward pass of each.
+    """
     losses = []
-    for step in range(num_steps):
+    for step in range(first, first + num_steps):
         x, y = batch(rows, seed=step)
         loss = functional.mse_loss(model(x), y)
         in_between(step)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 DEVICE = "emulated:0"
+MIB = 2**20
 ORDERS = pytest.mark.parametrize("order", Order, ids=lambda order: order.name)
 
 
@@ -116,9 +117,39 @@ def test_memory_in_use_counts_what_another_stream_may_still_read(emulated: Emula
 def test_it_has_as_much_memory_as_was_set(emulated: Emulated, of_segments: bool) -> None:
     torch.accelerator.empty_cache()
     used_nbytes = torch.accelerator.memory_reserved() if of_segments else emulated.in_use_nbytes()
-    emulated.set_capacity(used_nbytes + 2**22, of_segments=of_segments)
-    block = torch.zeros(2**20, device=DEVICE)
+    emulated.set_capacity(used_nbytes + 12 * MIB, of_segments=of_segments)
+    block = torch.zeros(3 * MIB, device=DEVICE)  # floats
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-        torch.zeros(2**20, device=DEVICE)
+        torch.zeros(3 * MIB, device=DEVICE)
     del block
-    torch.zeros(2**20, device=DEVICE)
+    torch.zeros(3 * MIB, device=DEVICE)
+
+
+def _reserved_for(*sizes: int) -> int:
+    """What the allocator takes from the device for blocks of so many bytes."""
+    torch.accelerator.empty_cache()
+    before_nbytes = torch.accelerator.memory_reserved()
+    blocks = [torch.empty(nbytes, dtype=torch.uint8, device=DEVICE) for nbytes in sizes]
+    reserved_nbytes = torch.accelerator.memory_reserved() - before_nbytes
+    del blocks
+    return reserved_nbytes
+
+
+def test_its_allocator_takes_segments_as_that_of_cuda_does(emulated: Emulated) -> None:
+    assert _reserved_for(*[MIB] * 9) in (8 * MIB, 10 * MIB)  # the first may find room that others left
+    assert _reserved_for(MIB + 1) == 20 * MIB
+    assert _reserved_for(*[4 * MIB] * 5) == 20 * MIB
+    assert _reserved_for(*[4 * MIB] * 6) == 40 * MIB
+    assert _reserved_for(10 * MIB + 1) == 12 * MIB
+
+
+def test_what_is_free_in_a_segment_that_is_in_use_serves_only_what_fits_there(emulated: Emulated) -> None:
+    torch.accelerator.empty_cache()
+    emulated.set_capacity(torch.accelerator.memory_reserved() + 20 * MIB, of_segments=True)
+    blocks = [torch.empty(4 * MIB, dtype=torch.uint8, device=DEVICE) for _ in range(5)]
+    before_nbytes = emulated.in_pieces_nbytes()
+    del blocks[1], blocks[2]
+    assert emulated.in_pieces_nbytes() - before_nbytes == 8 * MIB
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(8 * MIB, dtype=torch.uint8, device=DEVICE)
+    torch.empty(4 * MIB, dtype=torch.uint8, device=DEVICE)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.swap import Handle
 from tensorferry.errors import BudgetTooSmall
@@ -39,7 +39,7 @@ def test_training_fits_a_device_that_has_as_much_as_the_budget(emulated: Emulate
     emulated.set_capacity(budget)
     model = layers(num_layers)
     optimizer = _optimizer(model, name)
-    with LargeModel(model, budget, "auto", True, 2**16, 10.0) as entered:
+    with LargeTraining(model, budget, "auto", True, 2**16, 10.0) as entered:
         assert train(model, optimizer, rows=rows) == losses
     assert all(map(torch.equal, state, values(optimizer)))
     assert entered.report().moved.swapped_nbytes + entered.report().moved.recomputed_nbytes > 0
@@ -71,7 +71,7 @@ def test_what_a_plan_keeps_is_swapped_when_memory_is_held_that_it_does_not_know(
     budget = int(0.7 * emulated.highest_in_use_nbytes())
     del model
     model = layers(10)
-    with LargeModel(model, budget, "auto", False, 2**16, 10.0):
+    with LargeTraining(model, budget, "auto", False, 2**16, 10.0):
         optimizer = _optimizer(model, "sgd")
         found = train(model, optimizer, num_steps=8, rows=4096)
         emulated.set_capacity(budget)

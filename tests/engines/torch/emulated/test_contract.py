@@ -14,7 +14,7 @@ from emulated.accelerator import Order, load
 from emulated.networks import DEVICE
 from torch_training import MARGIN_NBYTES, ROOMY_NBYTES, SMALLEST_NBYTES, TorchTraining, tight_nbytes, train_in
 
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.accelerator import AcceleratorDevice
 from tensorferry.machine import TierSpeed
 from tensorferry.tiers.pinned import PinnedTier
@@ -33,8 +33,8 @@ def tight_for(case: Case) -> int:
     return tight_nbytes(case, lambda model: _large(model, ROOMY_NBYTES, True), DEVICE) - before_nbytes
 
 
-def _large(model: torch.nn.Module, budget_nbytes: int, recompute: bool) -> LargeModel:
-    return LargeModel(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0)
+def _large(model: torch.nn.Module, budget_nbytes: int, recompute: bool) -> LargeTraining:
+    return LargeTraining(model, budget_nbytes, "auto", recompute, SMALLEST_NBYTES, 10.0)
 
 
 class OnAccelerator(TorchTraining):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.accelerator import AcceleratorDevice, open_pinned_tier
 from tensorferry.errors import TierFull
 from tensorferry.trace import Kind
@@ -51,7 +51,7 @@ def test_a_part_of_the_model_and_the_loss_may_be_on_another_device(emulated: Emu
             for i in range(5):
                 step(i)
         else:
-            with LargeModel(model, torch.accelerator.memory_allocated() + 14 * 2**20, "auto", True, 512, 10.0) as entered:
+            with LargeTraining(model, torch.accelerator.memory_allocated() + 14 * 2**20, "auto", True, 512, 10.0) as entered:
                 for i in range(5):
                     step(i)
             report = entered.report()
@@ -104,7 +104,7 @@ def test_a_forecast_wakes_no_other_device(emulated: Emulated, monkeypatch: pytes
 def test_the_report_names_the_device_and_has_its_time(emulated: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AcceleratorDevice, "seconds_between", lambda *_: 123.0)  # between events on the device
     model = layers()
-    with LargeModel(model, "1GiB", "auto", True, 512, 10.0) as entered:
+    with LargeTraining(model, "1GiB", "auto", True, 512, 10.0) as entered:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     report = entered.report()
     assert report.plan is not None

@@ -8,7 +8,7 @@ from emulated.accelerator import Emulated, Order
 from emulated.networks import layers, train, values
 from torch import nn
 
-from tensorferry.engines.torch import LargeModel
+from tensorferry.engines.torch import LargeTraining
 from tensorferry.trace import Kind
 
 ORDERS = pytest.mark.parametrize("order", [Order.MAIN_LATE, Order.SIDE_LATE, Order.RANDOM], ids=lambda order: order.name)
@@ -18,8 +18,8 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def _large(model: nn.Module, budget: Any = "1GiB") -> LargeModel:
-    return LargeModel(model, budget, "auto", True, 512, 10.0)
+def _large(model: nn.Module, budget: Any = "1GiB") -> LargeTraining:
+    return LargeTraining(model, budget, "auto", True, 512, 10.0)
 
 
 def _look_at_state(large: bool) -> tuple[list[Any], list[float], list[torch.Tensor]]:

@@ -15,6 +15,7 @@ from tensorferry.engines.torch.accelerator import AcceleratorDevice, _Marks
 from tensorferry.engines.torch.swap import Handle
 
 SIZE = 2**18
+_MAX_SEEDS = 10
 
 
 def _made(value: float) -> torch.Tensor:
@@ -148,9 +149,12 @@ def test_without_a_wait_bits_differ(
 ) -> None:
     monkeypatch.setattr(where, wait, without)
     monkeypatch.setattr(_Marks, "seconds", lambda _: 1.0)  # of a copy that has not ended there are none
-    right = []
-    for order in ORDERS:
-        emulated.set_order(order)
-        right.append(scene())
+
+    def goes_right(order: Order, seed: int) -> bool:
+        emulated.set_order(order, seed)
+        is_right = scene()
         gc.collect()
-    assert not all(right)
+        return is_right
+
+    # on a busy machine a stream that is late may still come first
+    assert not all(goes_right(order, seed) for seed in range(_MAX_SEEDS) for order in ORDERS)
