@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorferry as ferry
 from tensorferry.cli import main
-from tensorferry.engines.torch.large_model import LargeModel
+from tensorferry.engines.torch.large_model import LargeTraining
 from tensorferry.train.checkpoints import read_state
 from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.torch import TorchTrainer
@@ -204,7 +204,7 @@ def test_weights_are_looked_at_when_a_checkpoint_is_due_and_no_report_is_made_of
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    for kind, name in ((TorchTrainer, "is_finite"), (LargeModel, "report")):
+    for kind, name in ((TorchTrainer, "is_finite"), (LargeTraining, "report")):
         method = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda self, name=name, method=method: (seen.append(name), method(self))[1])
     train(budget="400MiB", settings={"steps": "12"}, every=4)

@@ -90,6 +90,19 @@ def test_killed_at_any_moment_a_run_ends_with_the_bits_of_one_that_was_not(serve
     assert len(stages) > 3  # the moments were different ones
 
 
+def test_a_kill_between_a_checkpoint_and_its_links_leaves_none_that_point_at_an_older_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert begin(TrainRequest(TINY, {"steps": "6"}, seed=1, every=2, out=folder), Told()) == 0
+    links = {name: folder / "checkpoints" / name for name in ("latest", "best")}
+    whole = {name: link.resolve().name for name, link in links.items()}
+    for link in links.values():
+        link.unlink()
+        link.symlink_to("step-00000004")
+    assert resume(folder, Told()) == 0
+    assert {name: link.resolve().name for name, link in links.items()} == whole
+    assert whole["latest"] == "step-00000006"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_finishes_the_step_saves_and_names_the_command_to_go_on(
     number: int, code: int, torch_python: str, tmp_path: Path

@@ -2,14 +2,23 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tensorferry.cli.numbers import positive
+
+if TYPE_CHECKING:
+    from tensorferry.scaling.world import Cluster
+    from tensorferry.train.worker import Order
+
+_AUTO = -1  # workers: as many as the machine has accelerators
 
 _EXAMPLES = """examples:
   ferry train unet3d-brain --budget 1.5GiB --precision bf16 --set resolution=96 --steps 200 --out runs/brain
   ferry train bert-classify --data reviews.csv --from pretrained       fine-tune on your own file
   ferry train my.py:Recipe                                             a recipe of your own
   ferry train --resume runs/brain                                      continue after a stop, a kill or a crash
+  ferry train bert-pretrain --workers 2 --parallel fsdp                two processes that share weights and work
+  ferry train bert-pretrain --nodes 4 --rendezvous node0:29500         the same command on each of four machines
 
 Without --every a run saves ten times. It evaluates at the end, and before that as often as costs no more than a tenth of
 the work of training. SIGTERM and Ctrl-C finish the step, save, and exit with 143 and 130.
@@ -55,22 +64,36 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--budget", metavar="BYTES", help='the most memory a step may hold, such as "1.5GiB", or "auto": most of what is free'
     )
+    parser.add_argument(
+        "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
+    )
+    parser.add_argument(
+        "--parallel", metavar="WAYS", help="how they share the work: data, fsdp, or both as in data=2,fsdp=4 (default: data)"
+    )
+    parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")
+    parser.add_argument(
+        "--restarts", type=int, default=3, metavar="N", help="how often to start again when a process dies (default: 3)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
-    from tensorferry import BadOption
-    from tensorferry.train.progress import make_progress
-    from tensorferry.train.start import TrainRequest, begin, resume
+    from tensorferry import BadOption, BadRun
+    from tensorferry.fitting.folder import is_fitted
+    from tensorferry.train.start import TrainRequest
+    from tensorferry.train.worker import Order
 
-    progress = make_progress(options.json)
     if options.resume is not None:
         _refuse_with_resume(options)
-        return resume(options.resume, progress, options.recipe)
+        if is_fitted(options.resume):
+            raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
+        order = Order(None, options.resume, options.recipe, options.parallel or Order.parallel, options.json)
+        return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
-    settings = dict(_pair(text) for text in options.set)
+    settings = dict(read_pair(text) for text in options.set)
     if options.steps is not None:
         settings["steps"] = str(options.steps)
     request = TrainRequest(
@@ -86,7 +109,50 @@ def _run(options: argparse.Namespace) -> int:
         budget=options.budget,
         command=options.command,
     )
-    return begin(request, progress)
+    return _train(options, Order(request, parallel=options.parallel or Order.parallel, as_json=options.json))
+
+
+def _train(options: argparse.Namespace, order: "Order") -> int:
+    """In this process, or in as many as were asked for."""
+    from tensorferry import BadOption
+    from tensorferry.scaling.world import find_world
+    from tensorferry.train.progress import make_progress
+    from tensorferry.train.start import begin, resume
+    from tensorferry.train.worker import train_as_rank, train_on
+
+    if (world := find_world()) is not None:
+        return train_as_rank(world, order)
+    cluster = _cluster(options)
+    if not cluster.is_alone:
+        return train_on(cluster, order, options.restarts)
+    if options.parallel is not None:
+        raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
+    progress = make_progress(order.as_json)
+    if order.request is not None:
+        return begin(order.request, progress)
+    return resume(options.resume, progress, order.recipe)
+
+
+def _cluster(options: argparse.Namespace) -> "Cluster":
+    from tensorferry import BadOption
+    from tensorferry.scaling.world import Cluster, parse_nodes, read_operator
+
+    if options.workers is None and options.nodes is None and (asked := read_operator()) is not None:
+        return asked
+    fewest, most = parse_nodes(options.nodes or "1")
+    if most > 1 and options.rendezvous is None:
+        raise BadOption(f"--nodes {options.nodes} needs --rendezvous HOST:PORT, where the machines meet")
+    if most == 1 and options.rendezvous is not None:
+        raise BadOption("--rendezvous is for several machines; say how many, as in --nodes 2")
+    return Cluster(_count_workers(options.workers), fewest, most, options.rendezvous)
+
+
+def _count_workers(asked: int | None) -> int:
+    if asked != _AUTO:
+        return asked or 1
+    import torch
+
+    return torch.accelerator.device_count() or 1
 
 
 def _refuse_with_resume(options: argparse.Namespace) -> None:
@@ -99,13 +165,18 @@ def _refuse_with_resume(options: argparse.Namespace) -> None:
         raise BadOption(f"--resume uses the options the run was started with; leave out {', '.join(wrong)}, or start a new run")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def read_pair(text: str) -> tuple[str, str]:
+    """The name and the value of `--set NAME=VALUE`."""
     from tensorferry import BadRecipe
 
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
         raise BadRecipe(f"cannot read {text!r}; write --set name=value, as in --set batch=4")
     return name.strip(), value.strip()
+
+
+def _workers(text: str) -> int:
+    return _AUTO if text == "auto" else positive(text)
 
 
 def _seed(text: str) -> int:

@@ -20,19 +20,26 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.errors import BadData
+from tensorferry.errors import BadData, BadOption
 from tensorferry.recipes.recipe import Arrays, Recipe, Samples
+from tensorferry.scaling.team import ALONE, Team
 
 NUM_AHEAD = 3  # batches; each is memory that the step does not have
 _MAX_THREADS = 4
 
 
 class Batches:
-    """The batches of the steps after `done` up to `last`, in order; `wait_seconds` is how long the last one was waited for."""
+    """The batches of the steps after `done` up to `last`, in order; `wait_seconds` is how long the last one was waited for.
 
-    def __init__(self, recipe: Recipe, samples: Samples, seed: int, done: int, last: int) -> None:
+    Of W ranks of a team, rank r takes rows r, r + W, r + 2W, ... of each.
+    """
+
+    def __init__(self, recipe: Recipe, samples: Samples, seed: int, done: int, last: int, team: Team = ALONE) -> None:
         if not len(samples):
             raise BadData("there is nothing to train on: the data has no samples")
+        if recipe.settings.batch < team.size:
+            raise BadOption(f"a batch of {recipe.settings.batch} has no row for each of {team.size} workers; start fewer")
+        self._team = team
         self.wait_seconds = 0.0
         self._recipe = recipe
         self._samples = samples
@@ -70,7 +77,7 @@ class Batches:
 
     def _load(self, step: int) -> Arrays:
         size = self._recipe.settings.batch
-        places = range((step - 1) * size, step * size)
+        places = range((step - 1) * size, step * size)[self._team.rank :: self._team.size]
         return self._recipe.collate([self._read(*divmod(place, len(self._samples))) for place in places])
 
     def _read(self, epoch: int, place: int) -> Arrays:
@@ -104,6 +111,7 @@ def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
     return np.random.default_rng([_Use.SAMPLE, seed, epoch, number])
 
 
-def step_seed(seed: int, step: int) -> int:
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
     """What the framework's own generators begin a step with (dropout and the like); step 0 is before the first."""
-    return int(np.random.SeedSequence([_Use.STEP, seed, step]).generate_state(1)[0])
+    ranked = (rank,) if rank else ()  # each drops other units; the first of several drops those that one alone would
+    return int(np.random.SeedSequence([_Use.STEP, seed, step, *ranked]).generate_state(1)[0])

@@ -52,14 +52,23 @@ def save_checkpoint(root: Path, state: RunState, write: Callable[[Path], None]) 
         force(part)
         shutil.rmtree(final, ignore_errors=True)  # an earlier, damaged one of the same step
         part.rename(final)
-        _point(root / "latest", final)
-        if state.best_step is not None:
-            _point(root / "best", root / f"step-{state.best_step:08d}")
-        force(root)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    _drop_old(root, state)
+    finish_saving(final, state)
     return final
+
+
+def finish_saving(folder: Path, state: RunState) -> None:
+    """What follows once a checkpoint is whole: point the links at it, drop what is no longer kept.
+
+    A run that goes on does this first, for one that was killed may have got its last checkpoint whole and no further.
+    """
+    root = folder.parent
+    _point(root / "latest", folder)
+    if state.best_step is not None:
+        _point(root / "best", root / f"step-{state.best_step:08d}")
+    force(root)
+    _drop_old(root, state)
 
 
 def list_checkpoints(root: Path) -> list[Path]:

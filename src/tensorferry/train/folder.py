@@ -103,16 +103,24 @@ class Run:
             file.write(json.dumps(row) + "\n")
 
 
+class WatchedRun(Run):
+    """The run of a rank that reads it; another one writes it."""
+
+    def drop_rows_after(self, step: int) -> None:
+        pass
+
+    def add_row(self, row: dict[str, Any]) -> None:
+        pass
+
+
 @contextmanager
 def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
     """A folder for a new run. It stays once `keep` was called; until then an error leaves everything as it was."""
     recover(folder)
     is_taken = _is_taken(folder)
     if is_taken and not overwrite:
-        raise BadRun(
-            f"{str(folder)!r} already exists; resume it (ferry train --resume {folder}), overwrite it (--force), "
-            "or write elsewhere (--out)"
-        )
+        resume = f"resume it (ferry train --resume {folder}), " if (folder / "checkpoints").is_dir() else ""
+        raise BadRun(f"{str(folder)!r} already exists; {resume}overwrite it (--force), or write elsewhere (--out)")
     if is_taken and not (folder / _CONFIG).is_file():
         raise BadRun(f"{str(folder)!r} is not a run, so --force does not overwrite it; write elsewhere (--out)")
     run = NewRun(folder)
@@ -121,6 +129,11 @@ def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
         yield run
     finally:
         run.end()
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether the run there has taken a step, or overwrites none."""
+    return (folder / _CONFIG).is_file() and not _earlier(folder).is_dir() and bool(list_checkpoints(folder / "checkpoints"))
 
 
 def recover(folder: Path) -> bool:

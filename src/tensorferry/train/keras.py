@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from tensorferry.engines.keras import LargeModel
 from tensorferry.engines.policy import make_policy
-from tensorferry.errors import BadRecipe
+from tensorferry.errors import BadRecipe, NotSupported
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
 from tensorferry.report import Report
+from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
@@ -39,9 +40,14 @@ class KerasTrainer(Trainer):
             )
         if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)  # so that the first checkpoint holds its state, too
-        self._large = None if terms.budget is None else LargeModel(terms.budget)
+        self._large: LargeModel | None = None
 
-    def step(self, number: int, batch: Arrays) -> float:
+    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:  # noqa: ARG002
+        if team.size > 1:
+            raise NotSupported("a Keras recipe trains in one process; leave out --workers and --nodes")
+        self._large = None if self._terms.budget is None else LargeModel(self._terms.budget)
+
+    def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:  # noqa: ARG002
         if self._large is None:
             self._meter.begin_step()
         if keras.backend.backend() == "torch":

@@ -22,6 +22,7 @@ from tensorferry.train.config import Config
 from tensorferry.train.folder import Run, writing
 from tensorferry.train.progress import Events, Progress
 from tensorferry.train.signals import StopSignal
+from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trainer import Trainer, make_predict
 
 MAX_SKIPPED = 5  # steps of a run that may fail
@@ -29,7 +30,7 @@ MAX_SKIPPED = 5  # steps of a run that may fail
 
 @dataclass(frozen=True)
 class Session:
-    """What one process of a run works with."""
+    """What one process of a run works with; the others of its team do the same."""
 
     run: Run
     config: Config
@@ -37,7 +38,17 @@ class Session:
     data: Data
     trainer: Trainer
     progress: Progress
-    stop: StopSignal
+    teamwork: Teamwork
+
+    @property
+    def stop(self) -> StopSignal:
+        """What all ranks agreed on."""
+        return self.teamwork.stop
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process writes the run."""
+        return self.teamwork.team.is_leader
 
 
 class _Stopped(Exception):
@@ -72,7 +83,7 @@ def run_steps(session: Session, state: RunState) -> RunState:
 def _load_ahead(session: Session, state: RunState) -> Batches:
     """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
-    batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps)
+    batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps, session.teamwork.team)
     batches.wait_until_full()
     return batches
 
@@ -80,7 +91,7 @@ def _load_ahead(session: Session, state: RunState) -> Batches:
 def _take_steps(session: Session, state: RunState, batches: Batches, check_until: int) -> RunState:
     """Take all that are left, and look at the weights after each up to `check_until`."""
     done = state.step - 1 if state.unjudged else state.step
-    with Events(session.run.folder, done) as events:
+    with Events(session.run.folder if session.is_leader else None, done) as events:
         if state.unjudged:
             session.run.drop_rows_after(done)
             state = _end_step(session, state, state.unjudged, events, check_until)
@@ -100,7 +111,7 @@ def _take_step(session: Session, state: RunState, batch: Any, check_until: int) 
     if step in state.skipped:
         return row | {"loss": None, "seconds": 0.0, "peak_nbytes": 0}
     began = time.perf_counter()
-    loss = session.trainer.step(step, batch)
+    loss = session.trainer.step(step, batch, session.teamwork.begin_step(batch))
     if not math.isfinite(loss):
         # weights that are good after it were good before it; bad ones may come from this step or from an earlier one
         is_known = step <= check_until or session.trainer.is_finite()
@@ -140,10 +151,11 @@ def _check_weights(session: Session, state: RunState, check_until: int) -> None:
 
 def _evaluate(session: Session, state: RunState) -> RunState:
     recipe = session.recipe
-    predict = make_predict(session.trainer, recipe)
+    predict = make_predict(session.trainer, recipe, session.teamwork.team)
 
     def predict_unless_stopped(arrays: Arrays) -> NDArray[Any]:
         # whoever sent the signal may not wait as long as an evaluation takes
+        session.teamwork.agree_to_stop()
         if session.stop.signal:
             raise _Stopped
         return predict(arrays)
@@ -169,8 +181,10 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 def save(session: Session, state: RunState) -> None:
     """Save a checkpoint of this moment."""
-    with writing(f"step {state.step}", session.run.folder):
-        save_checkpoint(session.run.checkpoints, state, session.trainer.save)
+    session.trainer.collect()
+    if session.is_leader:
+        with writing(f"step {state.step}", session.run.folder):
+            save_checkpoint(session.run.checkpoints, state, session.trainer.save)
 
 
 def _go_back(session: Session, bad: _BadStep) -> RunState:

@@ -81,6 +81,22 @@ class JsonProgress(Progress):
         print(json.dumps(event), flush=True)
 
 
+class NoProgress(Progress):
+    """Nothing, as another process tells it."""
+
+    def begin(self, config: Config, done: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def step(self, row: dict[str, Any]) -> None:
+        pass
+
+    def end(self, summary: dict[str, Any]) -> None:
+        pass
+
+
 class LineProgress(Progress):
     """A line every few seconds and for every evaluation, for logs."""
 
@@ -197,13 +213,13 @@ def _last_words(summary: dict[str, Any]) -> str:
 
 
 class Events:
-    """A file of events in a run's folder; without the package, nothing is written."""
+    """A file of events in a run's folder; without a folder or the package, nothing is written."""
 
-    def __init__(self, run: Path, done: int) -> None:
-        self._run = run
+    def __init__(self, run: Path | None, done: int) -> None:
         self._writer: Any = None
-        if not self.available():
+        if run is None or not self.available():
             return
+        self._run = run
         from tensorboardX.proto.event_pb2 import SessionLog
         from tensorboardX.record_writer import RecordWriter
 

@@ -41,8 +41,11 @@ def unwind_on_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def watch_signals() -> Iterator[StopSignal]:
-    """While inside, the first signal is only noted; outside of the main thread no signal arrives, and nothing is changed."""
+def watch_signals(*, is_patient: bool = False) -> Iterator[StopSignal]:
+    """While inside, the first signal is only noted; outside of the main thread no signal arrives, and nothing is changed.
+
+    `is_patient`: later ones are as well. A terminal signals every process of a group, and whoever started them does so again.
+    """
     stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -50,8 +53,9 @@ def watch_signals() -> Iterator[StopSignal]:
     before: dict[signal.Signals, Any] = {one: signal.getsignal(one) for one in _SIGNALS}
 
     def note(number: int, _: FrameType | None) -> None:
-        stop.signal = signal.Signals(number)
-        restore()
+        stop.signal = stop.signal or signal.Signals(number)
+        if not is_patient:
+            restore()
 
     def restore() -> None:
         for one, handler in before.items():

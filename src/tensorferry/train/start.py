@@ -12,16 +12,19 @@ from tensorferry.engines.precision import check_name
 from tensorferry.errors import BadOption, BadRun, RunFailed
 from tensorferry.messages import first_line
 from tensorferry.recipes.loading import make_recipe
+from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
-from tensorferry.train.checkpoints import RunState, find_newest
+from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
-from tensorferry.train.folder import Run, hold, open_new, recover
+from tensorferry.train.folder import Run, WatchedRun, hold, open_new, recover, writing
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.page import draw_run, store_illustration, store_memory
-from tensorferry.train.progress import NO_EVENTS_HINT, Events, Progress
+from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
+from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trained import find_source, load_recipe, load_weights
-from tensorferry.train.trainer import Terms, make_predict, make_trainer
+from tensorferry.train.trainer import Terms, Trainer, make_predict, make_trainer
 from tensorferry.units import parse_bytes
 
 _NUM_SAVES = 10  # of a run, unless the user says otherwise
@@ -45,15 +48,38 @@ class TrainRequest:
     budget: str | None = None
     command: tuple[str, ...] = ()
 
+    @property
+    def folder(self) -> Path:
+        """Where the run goes."""
+        return self.out or Path("runs") / _folder_name(self.recipe)
 
-def begin(request: TrainRequest, progress: Progress) -> int:
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together, and how the model is split over them; one alone by default."""
+
+    team: Team = ALONE
+    parallel: str = "data"
+
+
+@dataclass(frozen=True)
+class _Handover:
+    """What the leader tells the other ranks before the first step."""
+
+    config: Config
+    folder: Path
+    checkpoint: Path | None
+    state: RunState
+
+
+def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> int:  # noqa: B008
     """Train a recipe in a new folder and return the exit code: 0, or that of the signal that stopped it."""
     check_name(request.precision)
     if request.budget not in (None, "auto"):
         parse_bytes(request.budget)
     recipe = make_recipe(request.recipe, request.settings, request.start)
     source = find_source(request.data)
-    folder = request.out or Path("runs") / _folder_name(request.recipe)
+    folder = request.folder
     with unwind_on_sigterm(), open_new(folder, request.force) as run:
         data = recipe.load_data(source)
         seed = draw_seed() if request.seed is None else request.seed
@@ -75,14 +101,16 @@ def begin(request: TrainRequest, progress: Progress) -> int:
             backend=trainer.backend,
         )
         run.write_config(config)
-        with watch_signals() as stop:
-            session = Session(run, config, recipe, data, trainer, progress, stop)
-            state = RunState(recipe=config.recipe)
+        state = RunState(recipe=config.recipe)
+        ranks.team.share(_Handover(config, folder, None, state))
+        trainer.prepare(ranks.team, ranks.parallel)
+        with watch_signals(is_patient=ranks.team.size > 1) as noted:
+            session = Session(run, config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
             save(session, state)
             return _run(session, state)
 
 
-def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
+def resume(folder: Path, progress: Progress, recipe: str | None = None, ranks: Ranks = Ranks()) -> int:  # noqa: B008
     """Go on with a run from its newest whole checkpoint; `recipe`, if given, has to be the run's own."""
     if recover(folder):
         progress.say(f"a run that was to overwrite {str(folder)!r} was killed before its first step; this is the one before it")
@@ -91,10 +119,37 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None) -> int:
     if recipe is not None and _whole_reference(recipe) != config.recipe:
         raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to resume it")
     with hold(folder), same_backend(config.backend, folder):
-        return _go_on(run, config, progress)
+        given = _find_checkpoint(run, config, progress)
+        ours, data = load_recipe(config)
+        trainer = make_trainer(ours, data, config.terms)
+        run.drop_rows_after(given.state.step)
+        ranks.team.share(given)
+        return _train_on(run, given, (ours, data, trainer), progress, ranks)
 
 
-def _go_on(run: Run, config: Config, progress: Progress) -> int:
+def follow(ranks: Ranks) -> int:
+    """Take the steps of a run that another rank begins or resumes, and return the exit code."""
+    given: _Handover = ranks.team.share(None)
+    with unwind_on_sigterm(), same_backend(given.config.backend, given.folder):
+        recipe, data = load_recipe(given.config)
+        trainer = make_trainer(recipe, data, given.config.terms)
+        return _train_on(WatchedRun(given.folder), given, (recipe, data, trainer), NoProgress(), ranks)
+
+
+def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], progress: Progress, ranks: Ranks) -> int:
+    """The steps after the checkpoint that was handed over; without one, after the trainer's own first weights."""
+    recipe, data, trainer = parts
+    trainer.prepare(ranks.team, ranks.parallel)
+    if given.checkpoint is not None:
+        load_weights(trainer, given.checkpoint)
+    with watch_signals(is_patient=ranks.team.size > 1) as noted:
+        session = Session(run, given.config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
+        if given.checkpoint is None:
+            save(session, given.state)
+        return _run(session, given.state)
+
+
+def _find_checkpoint(run: Run, config: Config, progress: Progress) -> _Handover:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
         raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to resume from; start again with --force")
@@ -104,16 +159,13 @@ def _go_on(run: Run, config: Config, progress: Progress) -> int:
             f"{str(checkpoint)!r} belongs to a run of {state.recipe!r}, but this is a run of {config.recipe!r}; "
             "remove it to resume from the one before, or start again with --force"
         )
-    ours, data = load_recipe(config)
-    trainer = make_trainer(ours, data, config.terms)
-    load_weights(trainer, checkpoint)
-    run.drop_rows_after(state.step)
-    with watch_signals() as stop:
-        return _run(Session(run, config, ours, data, trainer, progress, stop), state)
+    with writing(f"step {state.step}", run.folder):
+        finish_saving(checkpoint, state)
+    return _Handover(config, run.folder, checkpoint, state)
 
 
 def _run(session: Session, state: RunState) -> int:
-    if not Events.available():
+    if session.is_leader and not Events.available():
         session.progress.say(NO_EVENTS_HINT)
     if session.data.source:
         session.progress.say(f"data: {session.data.source}")
@@ -123,7 +175,7 @@ def _run(session: Session, state: RunState) -> int:
             state = run_steps(session, state)
         session.progress.end(_finish(session, state))
     except RunFailed:
-        if session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
+        if session.is_leader and session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
             with suppress(BadOption, BadRun):  # what made the run fail is the error to tell
                 session.progress.say(f"report: {draw_run(session.run)}")
         raise
@@ -137,8 +189,9 @@ def _finish(session: Session, state: RunState) -> dict[str, Any]:
     stop = session.stop
     png = None
     if stop.signal is None:
-        png = session.recipe.illustrate(make_predict(session.trainer, session.recipe), session.data)
-    page = _draw(session, png)
+        predict = make_predict(session.trainer, session.recipe, session.teamwork.team)
+        png = session.recipe.illustrate(predict, session.data)
+    page = _draw(session, png) if session.is_leader else None
     return {
         "folder": str(session.run.folder),
         "step": state.step,

@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
-from tensorferry.engines.torch.large_model import large_model
+from tensorferry.engines.torch.large_model import LargeTraining, large_model
 from tensorferry.engines.torch.precision import make_precision
+from tensorferry.errors import NotSupported
 from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
 from tensorferry.report import Report
+from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
+from tensorferry.train.teamwork import average_loss
 from tensorferry.train.trainer import StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.pt"
@@ -31,13 +36,29 @@ class TorchTrainer(Trainer):
         self._device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
         self.precision = make_precision(terms.precision, self._device)
         self._meter = StepMeter()
+        self._team: Team = ALONE
         self._seed(0)
         self.model: torch.nn.Module = recipe.build_model(data).to(self._device)
-        self._optimizer: torch.optim.Optimizer = recipe.make_optimizer(self.model)
-        self._rates = [group["lr"] for group in self._optimizer.param_groups]
-        self._large = None if terms.budget is None else large_model(self.model, terms.budget)
+        self._called = self.model  # in its place, where it is spread over ranks
+        self._optimizer: torch.optim.Optimizer
+        self._large: LargeTraining | None = None
+        self._sharded = False
+        self._collected: dict[str, Any] = {}
 
-    def step(self, number: int, batch: Arrays) -> float:
+    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+        self._team = team
+        if team.size > 1:
+            from tensorferry.scaling.torch import is_sharded, spread
+
+            self._called = spread(self.model, find_parallel(parallel, team.size), self._device)
+            self._sharded = is_sharded(self.model)
+            if self._sharded and self.precision.name == "fp16":
+                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with --parallel fsdp")
+        self._optimizer = self._recipe.make_optimizer(self.model)
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
+        self._large = None if self._terms.budget is None else large_model(self._called, self._terms.budget)
+
+    def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:
         self._seed(number)
         if self._large is None:
             self._begin_peak()
@@ -46,19 +67,25 @@ class TorchTrainer(Trainer):
         self.model.train()
         tensors = {name: self._as_tensor(array) for name, array in batch.items()}
         with self.precision:
-            loss = self._recipe.compute_loss(self.model, tensors)
-        value = float(loss.detach())
+            loss = self._recipe.compute_loss(self._called, tensors)
+        value = average_loss(self._team, float(loss.detach()), share)
         if math.isfinite(value):
-            self.precision.backward(loss)
+            self.precision.backward(loss if share == 1.0 else loss * share)
             self.precision.step(self._optimizer)
         self._optimizer.zero_grad()
         return value
 
     def is_finite(self) -> bool:
-        trained = [weight.detach() for weight in self.model.parameters() if weight.requires_grad and weight.numel()]
+        own = (
+            weight.to_local() if isinstance(weight, DTensor) else weight
+            for weight in self.model.parameters()
+            if weight.requires_grad
+        )
+        trained = [weight.detach() for weight in own if weight.numel()]
         real = [torch.view_as_real(weight) if weight.is_complex() else weight for weight in trained]
         # the largest magnitude tells of every inf and NaN, overflows nowhere, and is read from the device once
-        return not real or math.isfinite(float(torch.nn.utils.get_total_norm(real, math.inf)))
+        largest = float(torch.nn.utils.get_total_norm(real, math.inf)) if real else 0.0
+        return all(self._team.gather(math.isfinite(largest)))
 
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
@@ -66,20 +93,43 @@ class TorchTrainer(Trainer):
             out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))
         return (out.float() if out.is_floating_point() else out).cpu().numpy()
 
+    def collect(self) -> None:
+        if self._sharded:
+            from tensorferry.scaling.torch import collect_optimizer, collect_weights
+
+            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer)}
+
     def save(self, folder: Path) -> None:
-        torch.save(self.model.state_dict(), folder / _WEIGHTS)
-        state = {"optimizer": self._optimizer.state_dict(), "scale": self.precision.state_dict()}
-        torch.save(state, folder / _OPTIMIZER)
+        whole, self._collected = self._collected, {}
+        torch.save(whole["model"] if self._sharded else self.model.state_dict(), folder / _WEIGHTS)
+        optimizer = whole["optimizer"] if self._sharded else self._optimizer.state_dict()
+        torch.save({"optimizer": optimizer, "scale": self.precision.state_dict()}, folder / _OPTIMIZER)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
-            self.model.load_state_dict(_read(folder / _WEIGHTS, self._device))
+            self._load_weights(_read(folder / _WEIGHTS, self._device))
             if not weights_only:
                 state = _read(folder / _OPTIMIZER, self._device)
-                self._optimizer.load_state_dict(state["optimizer"])
+                self._load_optimizer(state["optimizer"])
                 self.precision.load_state_dict(state["scale"])
         except RuntimeError as error:  # how torch says that names or shapes differ
             raise ValueError(" ".join(str(error).split())) from error
+
+    def _load_weights(self, state: dict[str, Any]) -> None:
+        if self._sharded:
+            from tensorferry.scaling.torch import distribute_weights
+
+            distribute_weights(self.model, state)
+        else:
+            self.model.load_state_dict(state)
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        if self._sharded:
+            from tensorferry.scaling.torch import distribute_optimizer
+
+            distribute_optimizer(self._optimizer, state)
+        else:
+            self._optimizer.load_state_dict(state)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -110,7 +160,7 @@ class TorchTrainer(Trainer):
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
     def _seed(self, number: int) -> None:
-        seed = step_seed(self._terms.seed, number)
+        seed = step_seed(self._terms.seed, number, self._team.rank)
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)

@@ -15,6 +15,8 @@ from tensorferry.errors import BadRecipe
 from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, TorchRecipe
 from tensorferry.report import Report
+from tensorferry.scaling.team import ALONE, Team
+from tensorferry.train.teamwork import predict_together
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,15 @@ class Trainer(ABC):
     backend: str | None = None  # that Keras runs on; None: this is not Keras
 
     @abstractmethod
-    def step(self, number: int, batch: Arrays) -> float:
-        """Take one step and return its loss; where that is NaN or infinite, the weights may be as well."""
+    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+        """Make what steps need beside the model; the ranks of a team do this together."""
+
+    @abstractmethod
+    def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:
+        """Take one step and return its loss; where that is NaN or infinite, the weights may be as well.
+
+        `share` is what the batch's own loss counts for in that of a whole team.
+        """
 
     @abstractmethod
     def is_finite(self) -> bool:
@@ -45,6 +54,9 @@ class Trainer(ABC):
     @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         """The model's outputs for a batch's inputs; nothing is trained."""
+
+    def collect(self) -> None:  # noqa: B027
+        """Bring what is saved to the leader of a team; every rank calls this before that."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -68,14 +80,17 @@ class Trainer(ABC):
         """Planned beside measured; None without a budget."""
 
 
-def make_predict(trainer: Trainer, recipe: Recipe) -> Predict:
-    """A function from inputs to outputs that never holds more samples at once than a step does, however many it is given."""
+def make_predict(trainer: Trainer, recipe: Recipe, team: Team = ALONE) -> Predict:
+    """A function from inputs to outputs that never holds more samples at once than a step does, however many it is given.
+
+    The ranks of a team call it together, with the same inputs.
+    """
 
     def predict(arrays: Arrays) -> NDArray[Any]:
         inputs = {name: arrays[name] for name in recipe.inputs}
         num, size = len(inputs[recipe.inputs[0]]), recipe.settings.batch
         parts = [{name: array[at : at + size] for name, array in inputs.items()} for at in range(0, num, size)]
-        return np.concatenate([trainer.predict_batch(part) for part in parts])
+        return np.concatenate([predict_together(team, part, trainer.predict_batch) for part in parts])
 
     return predict
 

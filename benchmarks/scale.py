@@ -1,0 +1,253 @@
+"""What several processes cost and hold, and whether a run comes back when one of them is killed.
+
+    python benchmarks/scale.py                          all of it, half an hour on two cores
+    python benchmarks/scale.py --parts kills --kills 5
+    python benchmarks/scale.py --save
+
+Weak scaling: two processes with a thread and a batch each, gradients averaged by DDP, beside one process with a thread and a
+batch; in turns. "Two that do not talk" are the same two processes without DDP: what the machine itself takes for running two.
+Shards: the resident memory that weights and AdamW's state hold in a process between two steps, once the C library has returned
+what is free: in plain training, and in each of two processes with FSDP2. Kills: a run of two processes, one of which is sent
+SIGKILL at a random moment; recovered when the run ends by itself with the losses of an undisturbed one, bit for bit.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from threading import Timer
+from time import perf_counter, sleep
+from typing import Any
+
+from rich.console import Console
+
+from results import FigureTable, format_ratios, parse_options, save_result
+from tensorferry.engines.resident import ResidentMeter
+from tensorferry.scaling.launch import launch
+from tensorferry.scaling.world import Cluster, find_world
+from tensorferry.units import format_bytes
+
+PARTS = ("scaling", "shards", "kills")
+TARGET_EFFICIENCY, TARGET_SHARE = 0.92, 0.55
+_NUM_WARM, _NUM_STEPS = 2, 6
+_RECIPE, _NUM_RUN_STEPS, _EVERY = "bert-pretrain", 200, 20
+_IN_THE_PIPE_SECONDS = 0.3  # what was told before the kill may be read after it
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Efficiencies of two processes beside one, turn for turn: seconds of a step of one over those of two."""
+
+    model: str
+    seconds: float  # of a step of one process
+    apart: list[float]
+    together: list[float]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One run in which a rank was killed."""
+
+    seconds: float  # after the start
+    step: int  # the last that was told before
+    seconds_to_next: float  # until the next was; 0 where there was none left
+    is_equal: bool
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write; 0 when the targets are met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"comma separated: {', '.join(PARTS)}")
+    parser.add_argument("--models", default="resnet50,bert", help="comma separated")
+    parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
+    parser.add_argument("--kills", type=int, default=20, help="how many runs to disturb")
+    parser.add_argument("--seed", type=int, default=7, help="of the moments")
+    options = parse_options(parser, __file__, argv)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    tables, figures, is_met = [], {}, True
+    for part in options.parts.split(","):
+        table, found, is_good = _MEASURE[part](options)
+        console.print(table)
+        tables.append(table)
+        figures[part] = found
+        is_met = is_met and is_good
+    save_result(options, "scale", tables, figures, ["torch"])
+    return 0 if is_met else 1
+
+
+def measure_scaling(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+    """One process, two apart and two together, in turns."""
+    found = []
+    for name in options.models.split(","):
+        turns = [[_run(time_steps, count, name, way) for count, way in _WAYS] for _ in range(options.turns)]
+        apart, together = ([one / turn[place] for turn in turns for one in turn[:1]] for place in (1, 2))
+        found.append(Scaling(name, median(turn[0] for turn in turns), apart, together))
+    rows = [[each.model, f"{each.seconds:.2f} s", format_ratios(each.apart), format_ratios(each.together)] for each in found]
+    columns = ["model", "step of one", "two that do not talk", "two with DDP"]
+    is_met = all(median(each.together) >= TARGET_EFFICIENCY for each in found)
+    return FigureTable("weak scaling: the speed of each of two processes over that of one", columns, rows), _raw(found), is_met
+
+
+_WAYS = ((1, ""), (2, ""), (2, "data"))
+
+
+def time_steps(name: str, way: str) -> float:
+    """Seconds of a step in this process."""
+    import torch
+
+    import tensorferry as ferry
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, compute = _make_model(name)
+    seconds = []
+    with ferry.scale(model, parallel="data") as scaled:  # all meet, so that they run at the same time
+        called = scaled if way else model
+        optimizer = torch.optim.SGD(called.parameters(), lr=0.01, momentum=0.9)
+        for _ in range(_NUM_WARM + _NUM_STEPS):
+            begin = perf_counter()
+            compute(called).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(perf_counter() - begin)
+    return median(seconds[_NUM_WARM:])
+
+
+def _make_model(name: str) -> tuple[Any, Callable[[Any], Any]]:
+    from tensorferry.recipes.models import bert, resnet
+
+    if name == "resnet50":
+        images = resnet.make_batch(8, seed=1)
+        return resnet.resnet50(), lambda model: resnet.compute_loss(model, *images)
+    texts = bert.make_batch(8, seed=1)
+    return bert.bert_base(), lambda model: bert.compute_loss(model, *texts)
+
+
+def measure_shards(_: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+    """What weights and state hold in one process, and in each of two."""
+    whole, half = (_run(hold_state, count) for count in (1, 2))
+    row = ["BERT base, AdamW", format_bytes(whole), format_bytes(half), f"{half / whole:.2f}x"]
+    columns = ["model", "one process", "each of two", "share"]
+    figures = {"whole_nbytes": whole, "half_nbytes": half}
+    return FigureTable("resident weights and optimizer state with fsdp", columns, [row]), figures, half / whole <= TARGET_SHARE
+
+
+def hold_state() -> int:
+    """Resident bytes that a process has more after a step than before there was a model."""
+    import torch
+
+    import tensorferry as ferry
+    from tensorferry.recipes.models import bert
+
+    world = find_world()
+    assert world is not None
+    torch.set_num_threads(1)
+    with ferry.scale(torch.nn.Linear(2, 2), parallel="fsdp") as small:  # loads what sharding needs
+        small(torch.ones(1, 2)).sum().backward()
+    memory = ResidentMeter()
+    before = memory.now_nbytes()
+    model = bert.bert_base()
+    with ferry.scale(model, parallel="fsdp") if world.size > 1 else nullcontext(model) as scaled:
+        optimizer = torch.optim.AdamW(scaled.parameters())
+        texts = bert.make_batch(2, seed=1)
+        for _ in range(2):
+            bert.compute_loss(scaled, *texts).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del model
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return memory.now_nbytes() - before
+
+
+def _run(work: Callable[..., Any], num_workers: int, *args: Any) -> Any:
+    """What it returns where it is slowest, or largest."""
+    with tempfile.TemporaryDirectory() as folder:
+        return max(launch(work, args, Cluster(num_workers), 0, Path(folder, "verdict")).values())
+
+
+def measure_kills(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+    """Runs that are disturbed, and one that is not."""
+    moments = random.Random(options.seed)
+    kills: list[Kill] = []
+    with tempfile.TemporaryDirectory() as folder:
+        undisturbed = Path(folder, "undisturbed")
+        begin = perf_counter()
+        assert train_in_two(undisturbed, None) is None, "nobody was to be killed"
+        seconds, expected = perf_counter() - begin, _losses(undisturbed)
+        while len(kills) < options.kills:
+            run = Path(folder, str(len(kills)))
+            kill = train_in_two(run, moments.uniform(0, seconds))
+            if kill is not None:
+                kills.append(Kill(*kill, _losses(run) == expected))
+            shutil.rmtree(run)  # also where it was over before the moment came: that one does not count
+    num_equal = sum(kill.is_equal for kill in kills)
+    back = median(kill.seconds_to_next for kill in kills)
+    columns = ["recipe", "killed", "recovered and equal", "until the next step, median"]
+    row = [f"{_RECIPE}, {_NUM_RUN_STEPS} steps", f"{len(kills)}", f"{num_equal} of {len(kills)}", f"{back:.1f} s"]
+    return FigureTable("one of two processes killed at a random moment", columns, [row]), _raw(kills), num_equal == len(kills)
+
+
+def train_in_two(run: Path, moment: float | None) -> tuple[float, int, float] | None:
+    """Train; `moment` seconds after the start one of two processes is killed: when, after which step, seconds to the next."""
+    settings = [f"steps={_NUM_RUN_STEPS}", "batch=4"]
+    command = [sys.executable, "-m", "tensorferry.cli", "train", _RECIPE, "--workers", "2", "--seed", "1", "--every", str(_EVERY)]
+    command += ["--json", "--out", str(run), *(word for setting in settings for word in ("--set", setting))]
+    steps: list[tuple[float, int]] = []
+    killed: list[float] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        timer = Timer(moment or 0, lambda: killed.append(_kill_one(parent)))
+        if moment is not None:
+            timer.start()
+        for line in parent.stdout:
+            row = json.loads(line)
+            if "loss" in row:
+                steps.append((perf_counter(), row["step"]))
+        timer.cancel()
+    if not killed or not killed[0]:
+        return None
+    assert moment is not None
+    before = max((step for when, step in steps if when < killed[0]), default=0)
+    return moment, before, next((when - killed[0] for when, _ in steps if when > killed[0] + _IN_THE_PIPE_SECONDS), 0.0)
+
+
+def _kill_one(parent: "subprocess.Popen[str]") -> float:
+    """When it was killed; 0 where the run was over first."""
+    while parent.poll() is None:
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        ranks = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        if len(ranks) == 2:
+            os.kill(int(random.choice(ranks)), signal.SIGKILL)
+            return perf_counter()
+        sleep(0.05)
+    return 0.0
+
+
+def _losses(run: Path) -> list[float]:
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def _raw(values: list[Any]) -> list[dict[str, Any]]:
+    return [asdict(value) for value in values]
+
+
+_MEASURE = {"scaling": measure_scaling, "shards": measure_shards, "kills": measure_kills}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""Starting the processes of a training on this node, and starting all of them again when one dies."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+
+from tensorferry.errors import BadOption, RunFailed
+from tensorferry.machine import count_cores
+from tensorferry.messages import first_line
+from tensorferry.scaling.world import Cluster
+
+_JOIN_SECONDS = 300  # for all nodes to come
+_SHUTDOWN_SECONDS = 60  # to finish a step and save
+_LOOK_SECONDS = 0.2  # between two looks at the processes
+STOPPED_BY = "TENSORFERRY_STOPPED_BY"  # the signal, in the environment of a worker that is to leave at once
+VERDICT = "TENSORFERRY_VERDICT"  # where a worker writes what every other try would end with as well
+# one store over all rounds gives a new rank the address of a dead one: with it 6 of 15 restarts came back, without it all
+_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, num_restarts: int, verdict: Path) -> dict[int, Any]:
+    """What `work(*args)` returned on each rank of this node; it runs in processes of its own, again after any of them died.
+
+    Where the others wait for a rank only its death ends that. So one that meets an error which another try would meet again
+    writes it to `verdict`, whose path is in the environment, and dies; once started again, all find it and return.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    if cluster.rendezvous is not None:
+        _check_endpoint(cluster.rendezvous)
+    threads = str(max(1, count_cores() // cluster.num_workers))
+    config = LaunchConfig(
+        min_nodes=cluster.min_nodes,
+        max_nodes=cluster.max_nodes,
+        nproc_per_node=cluster.num_workers,
+        run_id="ferry" if cluster.rendezvous else uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint=cluster.rendezvous or "localhost:0",
+        rdzv_configs={"join_timeout": _JOIN_SECONDS},
+        max_restarts=num_restarts,
+        monitor_interval=_LOOK_SECONDS,
+        start_method="spawn",
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+        local_addr=None if cluster.rendezvous else "localhost",
+        logs_specs=DefaultLogsSpecs(tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
+        log_line_prefix_template="[rank ${rank}] ",
+        signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on
+    )
+    with (
+        _pass_signals_on(),
+        _quiet(),
+        _variables({**_ENVIRONMENT, VERDICT: str(verdict), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}),
+    ):
+        try:
+            found: dict[int, Any] = elastic_launch(config, work)(*args)
+            return found
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            raise RunFailed(
+                f"rank {rank} died{' again' * (num_restarts > 0)}, after {num_restarts} restarts: {_describe(failure)}. "
+                "What was saved is whole: go on with --resume"
+            ) from error
+        except SignalException as error:
+            raise SystemExit(128 + error.sigval) from error
+        except RendezvousError as error:
+            missing = f"{cluster.min_nodes} nodes were to meet at {cluster.rendezvous}"
+            raise RunFailed(f"{missing}, and did not within {_JOIN_SECONDS} s: {first_line(error)}") from error
+
+
+def _describe(failure: Any) -> str:
+    if (name := failure.signal_name()) != "<N/A>":
+        return str(name)
+    told = failure.message  # a text, or what a rank has written of its error
+    return str(told["message"] if isinstance(told, dict) else told).strip().splitlines()[-1]
+
+
+def _check_endpoint(endpoint: str) -> None:
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise BadOption(f"expected --rendezvous to be host:port, as in node0:29500, received {endpoint!r}")
+    try:
+        socket.getaddrinfo(host, int(port))
+    except OSError as error:
+        raise BadOption(f"--rendezvous {endpoint}: there is no host {host!r} ({error.strerror})") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While inside, torch does not tell of every process that it starts again: the run does."""
+    logs = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.multiprocessing")]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, before, strict=True):
+            log.setLevel(level)
+
+
+@contextmanager
+def _pass_signals_on() -> Iterator[None]:
+    """While inside, the first SIGTERM or Ctrl-C goes to the workers, which save and return; a second one ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    num_received = 0
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        nonlocal num_received
+        num_received += 1
+        if num_received > 1:
+            raise SystemExit(128 + number)
+        os.environ[STOPPED_BY] = str(number)  # for those that are not started yet, or again because this came too early for them
+        for worker in multiprocessing.active_children():
+            assert worker.pid is not None
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(worker.pid, number)
+
+    before = {one: signal.signal(one, pass_on) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        os.environ.pop(STOPPED_BY, None)
+
+
+@contextmanager
+def _variables(wanted: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

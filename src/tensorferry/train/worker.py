@@ -1,0 +1,134 @@
+"""One process of a run that has several: it joins the others, leads or follows, and returns what came of it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tensorferry.errors import BadOption, BadRun, FerryError, RunFailed
+from tensorferry.files import write_whole
+from tensorferry.recipes.loading import make_recipe
+from tensorferry.recipes.recipe import TorchRecipe
+from tensorferry.scaling.launch import STOPPED_BY, VERDICT, launch
+from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.world import Cluster, World, find_world
+from tensorferry.train.folder import Run, is_begun
+from tensorferry.train.progress import make_progress
+from tensorferry.train.start import Ranks, TrainRequest, begin, follow, resume
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a team is to do: begin a run, or resume one."""
+
+    request: TrainRequest | None
+    folder: Path | None = None  # of the run to resume
+    recipe: str | None = None  # that it has to be of
+    parallel: str = "data"
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it on one rank: an exit code, or an error to tell, which another try would meet again."""
+
+    code: int = 0
+    error: str = ""
+    has_begun: bool = False  # the error came under way
+
+
+def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
+    """Start the processes of this node and return the exit code of the run."""
+    _check(order, cluster)
+    with TemporaryDirectory(prefix="ferry-") as folder:
+        verdict = Path(folder, "verdict.json")
+        try:
+            outcome = max(launch(_work, (order,), cluster, num_restarts, verdict).values(), key=lambda each: each.code)
+        except RunFailed:  # too often; the last time maybe with a reason
+            if (found := _read(verdict)) is None:
+                raise
+            outcome = found
+    if outcome.error:
+        raise (RunFailed if outcome.has_begun else BadRun)(outcome.error)
+    return outcome.code
+
+
+def train_as_rank(world: World, order: Order) -> int:
+    """The same as one process that somebody else has started, as torchrun does."""
+    from tensorferry.scaling.torch import join
+
+    team = join(world)
+    try:
+        # another rank may have left it, on another node
+        if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
+            raise _Settled(outcome)
+        ranks = Ranks(team, order.parallel)
+        if not team.is_leader:
+            return follow(ranks)
+        progress = make_progress(order.as_json)
+        if order.request is None:
+            assert order.folder is not None
+            return resume(order.folder, progress, order.recipe, ranks)
+        if world.num_restarts and is_begun(order.request.folder):
+            progress.say(f"a rank died: all are back, restart {world.num_restarts}")
+            return resume(order.request.folder, progress, ranks=ranks)
+        return begin(replace(order.request, force=order.request.force or world.num_restarts > 0), progress, ranks)
+    finally:
+        team.close()
+
+
+def _work(order: Order) -> Outcome:
+    """What runs in a process of its own."""
+    if signal := os.environ.get(STOPPED_BY):
+        return Outcome(128 + int(signal))
+    world = find_world()
+    assert world is not None, "the launcher says which rank this is"
+    try:
+        return Outcome(train_as_rank(world, order))
+    except _Settled as settled:
+        return settled.outcome
+    except SystemExit:
+        # By a signal, before there was anything to save. The launcher sends one to the others of a rank that has died, and then
+        # all are to come back. Where it was sent one itself it says so to those that come back, and they leave.
+        pass
+    except FerryError as error:
+        path = _verdict()
+        assert path is not None, "the launcher says where"
+        write_whole(path, json.dumps(asdict(Outcome(1, str(error), isinstance(error, RunFailed)))))
+    os._exit(1)  # at once: whoever waits for this rank in a collective waits for its connection to break
+
+
+class _Settled(Exception):
+    """A rank has said what any other try would end with."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error)
+        self.outcome = outcome
+
+
+def _verdict() -> Path | None:
+    return Path(os.environ[VERDICT]) if VERDICT in os.environ else None
+
+
+def _read(verdict: Path | None) -> Outcome | None:
+    return Outcome(**json.loads(verdict.read_text())) if verdict is not None and verdict.exists() else None
+
+
+def _check(order: Order, cluster: Cluster) -> None:
+    """Refuse what every process would refuse, once and before they start."""
+    find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
+    if order.request is not None:
+        request = order.request
+        recipe = make_recipe(request.recipe, request.settings, request.start)
+        reference, batch = request.recipe, recipe.settings.batch
+    else:
+        assert order.folder is not None
+        config = Run(order.folder).read_config()
+        recipe = make_recipe(config.recipe, {}, None)
+        reference, batch = config.recipe, config.settings["batch"]
+    if not isinstance(recipe, TorchRecipe):
+        raise BadOption(f"{reference!r} is a Keras recipe, which trains in one process; leave out --workers and --nodes")
+    num_ranks = cluster.num_workers * cluster.max_nodes
+    if batch < num_ranks:
+        raise BadOption(f"a batch of {batch} has no row for each of {num_ranks} workers; start fewer, or use --set batch=N")

@@ -1,0 +1,50 @@
+"""Recipes for several ranks: no dropout and no batch norm, so that many compute what one does; one rank may misbehave, once."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tiny import Tiny, TinySettings
+
+from tensorferry.errors import BadData
+from tensorferry.recipes.recipe import Data
+
+
+@dataclass(frozen=True)
+class TeamSettings(TinySettings):
+    batch: int = 5
+    steps: int = 20
+    trouble: str = ""  # kill, stop or raise, in rank 1 at step 13; early: kill, before there is a model
+    once: str = ""  # a file that tells that it has happened
+
+
+class Layered(Tiny):
+    """A few layers of one kind."""
+
+    Settings = TeamSettings
+    settings: TeamSettings
+    metric = "accuracy"
+
+    def build_model(self, data: Data) -> torch.nn.Module:
+        if self.settings.trouble == "early":
+            self._misbehave_once()
+        width = self.settings.width
+        layers = (torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(3))
+        return torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.Sequential(*layers), torch.nn.Linear(width, len(data.labels))
+        )
+
+    def scale_rate(self, step: int) -> float:
+        if step == 13:
+            self._misbehave_once()
+        return super().scale_rate(step)
+
+    def _misbehave_once(self) -> None:
+        if os.environ.get("RANK") != "1" or Path(self.settings.once).exists():
+            return
+        Path(self.settings.once).touch()
+        if self.settings.trouble == "raise":
+            raise BadData("row 5 is no row")
+        os.kill(os.getpid(), signal.SIGTERM if self.settings.trouble == "stop" else signal.SIGKILL)

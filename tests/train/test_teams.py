@@ -1,0 +1,107 @@
+"""Several processes train as one does, and come back when one of them dies."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from listening import Told, losses
+
+from tensorferry.train.start import TrainRequest, begin, resume
+from tensorferry.train.trained import load_trained
+
+LAYERED = f"{Path(__file__).with_name('teams.py')}:Layered"
+ROUNDING = 2e-6
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert begin(TrainRequest(LAYERED, seed=7, every=4, out=folder), Told()) == 0
+    return folder
+
+
+@pytest.fixture
+def train_in_two(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    def train(trouble: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        settings = ["--set", f"trouble={trouble}", "--set", f"once={tmp_path / 'once'}"]
+        command = ["train", LAYERED, "--seed", "7", "--every", "4", "--out", str(tmp_path / "run"), "--workers", "2"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        return subprocess.run(
+            [sys.executable, "-m", "tensorferry.cli", *command, *settings, *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return train
+
+
+def _check_equal(folder: Path, alone: Path) -> None:
+    np.testing.assert_allclose(losses(folder), losses(alone), rtol=0, atol=ROUNDING)
+    found, expected = (load_trained(each).model.state_dict() for each in (folder, alone))
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=ROUNDING)
+
+
+def test_shards_of_a_rank_that_is_killed_come_back_and_end_where_one_process_ends(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("kill", "--parallel", "fsdp")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "once").exists()
+    assert "restart 1" in ended.stdout
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_a_rank_that_is_killed_before_the_first_step_comes_back_too(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("early")
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "once").exists()
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_a_signal_to_one_rank_saves_all_and_one_process_goes_on_where_two_have_stopped(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("stop")
+    assert ended.returncode == 143, ended.stderr
+    assert "stopped by SIGTERM after step 13, saved" in ended.stdout or "after step 14" in ended.stdout
+    assert resume(tmp_path / "run", Told()) == 0
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    ended = train_in_two("raise")
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == "ferry: row 5 is no row"
+    assert "all are back" not in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--parallel", "fsdq"], "there is no way 'fsdq' (did you mean 'fsdp'?)"),
+        (["--parallel", "data=3"], "needs 3 workers, there are 2"),
+        (["--set", "batch=1"], "a batch of 1 has no row for each of 2 workers"),
+        (["--rendezvous", "localhost:29500"], "--rendezvous is for several machines"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_a_process_starts(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], options: list[str], says: str, tmp_path: Path
+) -> None:
+    ended = train_in_two("", *options)
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
