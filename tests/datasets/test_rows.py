@@ -32,7 +32,7 @@ def list_rows(source: rows.Rows, places: Sequence[int] | None = None, size: int 
 
 @pytest.fixture
 def narrow_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_WINDOW_NBYTES", 160)  # 20 rows of 8 bytes
+    monkeypatch.setattr(rows, "WINDOW_NBYTES", 160)  # 20 rows of 8 bytes
 
 
 @given(
@@ -49,7 +49,7 @@ def test_every_chosen_row_comes_once_in_batches_of_one_size(
     if sum(sizes) == 0:
         places = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_WINDOW_NBYTES", window)
+        patch.setattr(rows, "WINDOW_NBYTES", window)
         batches = list_rows(NumberedBlocks(sizes), places, size, seed=seed)
     expected = list(range(sum(sizes))) if places is None else list(places)
     found = [row for batch in batches for row in batch]

@@ -6,40 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from premade import CLASSIFIERS, REGRESSORS, make
 
 from tensorferry import BadData, BadUse, datasets, estimators
 from tensorferry import feature_columns as fc
 from tensorferry.estimators.network import ScaledNumbers
-
-NEURAL = {"epochs": 30, "hidden_units": (16,), "batch_size": 32, "learning_rate": 0.01, "random_state": 0}
-CLASSIFIERS = {
-    "BaselineClassifier": {},
-    "LinearClassifier": {},
-    "BoostedTreesClassifier": {"num_trees": 30},
-    "DNNClassifier": NEURAL,
-    "DNNLinearCombinedClassifier": NEURAL,
-}
-REGRESSORS = {
-    "BaselineRegressor": {},
-    "LinearRegressor": {},
-    "BoostedTreesRegressor": {"num_trees": 60},
-    "DNNRegressor": NEURAL,
-    "DNNLinearCombinedRegressor": NEURAL,
-}
-
-
-def make(name: str, **changes: Any) -> Any:
-    return estimators.KINDS[name](**{**CLASSIFIERS, **REGRESSORS}[name] | changes)
-
-
-@pytest.fixture(scope="module")
-def trained() -> dict[str, Any]:
-    """Every estimator on penguins: species for classifiers, body mass for regressors."""
-    penguins = datasets.load("penguins")
-    known = np.flatnonzero(~np.isnan(penguins.numpy()["body_mass_g"]))
-    masses = penguins.select(known).with_target("body_mass_g")
-    classes = {name: make(name).fit(penguins.split(0.8)[0]) for name in CLASSIFIERS}
-    return classes | {name: make(name).fit(masses.split(0.8)[0]) for name in REGRESSORS}
 
 
 @pytest.mark.parametrize(("name", "least"), list(zip(CLASSIFIERS, (0.3, 0.95, 0.95, 0.95, 0.95), strict=True)))

@@ -86,6 +86,13 @@ def test_a_weighted_column_counts_as_much_as_its_weight() -> None:
 def test_shared_embeddings_share() -> None:
     first, second = fc.shared_embeddings(["home", "away"], 4)
     assert first.shared == second.shared == "home+away"
+    table = read_table({"home": ["Bern", "Rome", "Rome"], "away": ["Oslo", "Bern", "Oslo"]})
+    fitted = fc.fit_columns([first, second], table)
+    home, away = (encode(column.source, table).codes[:, 0].tolist() for column in fitted.columns)
+    assert home[0] == away[1]
+    assert len({*home, *away}) == 3
+    with pytest.raises(BadData, match=r"cannot share an embedding: one has 4 codes, another 6"):
+        fc.fit_columns(fc.shared_embeddings([fc.hashed("home", 3), fc.hashed("away", 5)], 2), table)
 
 
 def test_columns_are_inferred_from_a_dataset_without_its_target() -> None:

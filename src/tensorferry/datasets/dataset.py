@@ -75,7 +75,7 @@ class Dataset:
     @property
     def target(self) -> NDArray:
         """The values to predict, one a row."""
-        name = self._require_target()
+        name = self.require_target()
         return np.concatenate([batch[name] for batch in self.read(_WHOLE_BATCH_ROWS)])
 
     @property
@@ -139,9 +139,19 @@ class Dataset:
 
         return make_dataset(self, batch, seed)
 
-    def read(self, size: int, *, seed: int | None = None, epoch: int = 0, drop_last: bool = False) -> Iterator[Columns]:
-        """As `batches`, always all columns by name."""
-        return read_batches(self.rows, self.places, size, seed=seed, epoch=epoch, drop_last=drop_last)
+    def read(
+        self,
+        size: int,
+        *,
+        seed: int | None = None,
+        epoch: int = 0,
+        drop_last: bool = False,
+        window_nbytes: int | None = None,
+    ) -> Iterator[Columns]:
+        """As `batches`, always all columns by name; rows are shuffled among about `window_nbytes` of them."""
+        return read_batches(
+            self.rows, self.places, size, seed=seed, epoch=epoch, drop_last=drop_last, window_nbytes=window_nbytes
+        )
 
     def read_all(self) -> Columns:
         """Every row, by column."""
@@ -152,11 +162,12 @@ class Dataset:
         """Something for every column as a batch has it: by name, or (inputs, target) of a supervised set."""
         if not self.supervised:
             return dict(columns)
-        target = self._require_target()
+        target = self.require_target()
         inputs = {name: values for name, values in columns.items() if name != target}
         return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), columns[target]
 
-    def _require_target(self) -> str:
+    def require_target(self) -> str:
+        """The name of the column to predict; raises `BadData` where there is none."""
         if self.target_name is None:
             names = ", ".join(column.name for column in self.columns)
             raise BadData(f"{self.name} has no target; choose one of its columns with target=...: {names}")

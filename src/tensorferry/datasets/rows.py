@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Columns: TypeAlias = Mapping[str, NDArray]  # a value a row, by the column's name
 Places: TypeAlias = NDArray[np.int64]  # numbers of rows
 
-_WINDOW_NBYTES = 64 * 2**20
+WINDOW_NBYTES = 64 * 2**20
 _TEXT_NBYTES = 64  # of a value that is a Python object: more than most take
 
 
@@ -76,7 +76,14 @@ class _Window:
 
 
 def read_batches(
-    rows: Rows, places: Places | None, size: int, *, seed: int | None, epoch: int = 0, drop_last: bool = False
+    rows: Rows,
+    places: Places | None,
+    size: int,
+    *,
+    seed: int | None,
+    epoch: int = 0,
+    drop_last: bool = False,
+    window_nbytes: int | None = None,
 ) -> Iterator[Columns]:
     """Batches of `size` rows: in order without a seed, otherwise in an order that follows from seed and epoch.
 
@@ -85,7 +92,7 @@ def read_batches(
     rng = None if seed is None else np.random.default_rng([seed, epoch])
     parts: list[Columns] = []
     num_missing = size
-    for window in _read_ahead(_make_windows(rows, places, rng)):
+    for window in _read_ahead(_make_windows(rows, places, rng, window_nbytes or WINDOW_NBYTES)):
         chosen = window.places if rng is None else rng.permutation(window.places)
         while len(chosen) >= num_missing:
             parts.append(take(window.columns, chosen[:num_missing]))
@@ -111,7 +118,7 @@ def join(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _make_windows(rows: Rows, places: Places | None, rng: np.random.Generator | None) -> Iterator[_Window]:
+def _make_windows(rows: Rows, places: Places | None, rng: np.random.Generator | None, window_nbytes: int) -> Iterator[_Window]:
     sizes = np.asarray(rows.block_sizes, np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     order = np.arange(len(sizes)) if rng is None else rng.permutation(len(sizes))
@@ -124,7 +131,7 @@ def _make_windows(rows: Rows, places: Places | None, rng: np.random.Generator | 
         columns = rows.read_block(block)
         parts.append(_Window(columns, wanted))
         nbytes += _count_nbytes(columns)
-        if nbytes >= _WINDOW_NBYTES:
+        if nbytes >= window_nbytes:
             yield _merge(parts)
             parts, nbytes = [], 0
     if parts:

@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 from sklearn.utils import Tags
 
 from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstimator, TableRegressor
-from tensorferry.feature_columns.table import Table, count_rows
+from tensorferry.feature_columns import columns as fc
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.onnx_graph import OnnxGraph
+from tensorferry.feature_columns.table import Table, count_rows, is_numeric
 
 
 class _Baseline(TableEstimator):
@@ -24,11 +27,23 @@ class _Baseline(TableEstimator):
     def _answer(self, table: Table) -> NDArray:
         return np.broadcast_to(self.answer_, (count_rows(table), *self.answer_.shape)).copy()
 
-    def get_state(self) -> tuple[dict[str, Any], Arrays]:
-        return {}, {"answer": self.answer_}
+    def _count_rows_by(self, table: Table) -> None:
+        """Keep one column, whatever is in it: an exported model counts a request's rows by it."""
+        name, values = next(iter(table.items()))
+        column = fc.Numeric(name) if is_numeric(values) else fc.Vocabulary(name)
+        self.fitted_ = FittedColumns((column,), ())
 
-    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:  # noqa: ARG002
-        self.fitted_, self.answer_ = None, arrays["answer"]
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        assert self.fitted_ is not None
+        shape = graph.add("Shape", graph.column(self.fitted_.table_columns[0]))
+        return str(graph.add("Expand", graph.constant(np.atleast_2d(self.answer_)), shape))
+
+    def get_state(self) -> tuple[dict[str, Any], Arrays]:
+        assert self.fitted_ is not None
+        return {"columns": self.fitted_.to_json()}, {"answer": self.answer_}
+
+    def set_state(self, facts: dict[str, Any], arrays: Arrays) -> None:
+        self.fitted_, self.answer_ = FittedColumns.from_json(facts["columns"]), arrays["answer"]
 
 
 class BaselineClassifier(_Baseline, TableClassifier):
@@ -42,8 +57,8 @@ class BaselineClassifier(_Baseline, TableClassifier):
         self.class_weight = class_weight
         self.threshold = threshold
 
-    def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:  # noqa: ARG002
-        self.fitted_ = None
+    def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:
+        self._count_rows_by(table)
         counted = np.bincount(target, self._weigh(target, weights), len(self.classes_))
         self.answer_ = counted / counted.sum()
 
@@ -55,6 +70,6 @@ class BaselineRegressor(_Baseline, TableRegressor):
     array([4.])
     """
 
-    def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:  # noqa: ARG002
-        self.fitted_ = None
+    def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:
+        self._count_rows_by(table)
         self.answer_ = np.asarray(np.average(target, weights=weights))

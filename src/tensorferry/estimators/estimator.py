@@ -3,10 +3,12 @@
 A new estimator says how it trains on a table and what it answers; everything else is here.
 """
 
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -17,9 +19,14 @@ from sklearn.utils import Tags, compute_class_weight
 
 from tensorferry.datasets import Dataset
 from tensorferry.errors import BadData
+from tensorferry.estimators.calibration import Calibration, fit_calibration
+from tensorferry.estimators.exporting import export, make_tensors
 from tensorferry.estimators.metrics import measure_classes, measure_values
+from tensorferry.estimators.thresholds import find_threshold
 from tensorferry.feature_columns.columns import FeatureColumn
 from tensorferry.feature_columns.encoding import FittedColumns, infer
+from tensorferry.feature_columns.onnx_columns import find_number_columns
+from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table, count_rows, read_table
 
 InputFn: TypeAlias = Callable[[], Any]  # gives (table, target), a dataset, or batches of (table, target)
@@ -38,6 +45,14 @@ class TableEstimator(BaseEstimator):
     @abstractmethod
     def _answer(self, table: Table) -> NDArray:
         """Class probabilities, row by class; or values, a row each."""
+
+    @abstractmethod
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        """What `_answer` gives, in an ONNX graph: float64, (rows, classes) or (rows, 1)."""
+
+    @abstractmethod
+    def _add_outputs(self, graph: OnnxGraph) -> dict[str, tuple[str, str, int]]:
+        """The outputs of the graph, as `OnnxGraph.to_bytes` takes them."""
 
     @abstractmethod
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
@@ -86,12 +101,34 @@ class TableEstimator(BaseEstimator):
     def evaluate(self, input_fn: InputFn, steps: int | None = None) -> dict[str, float]:
         """How good the answers are on what `input_fn` gives."""
         table, target = _gather(input_fn(), steps)
-        return self._measure(self._answer(self._check(table)), target)
+        return self._measure(self._respond(self._check(table)), target)
+
+    def to_onnx(self) -> bytes:
+        """The model as an ONNX file that takes raw rows: the feature columns are inside."""
+        self._require_fitted()
+        columns = self.fitted_.columns if self.fitted_ is not None else ()
+        graph = OnnxGraph(find_number_columns(columns))
+        return graph.to_bytes(self._add_outputs(graph))
+
+    def export(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model into a model repository for `ferry serve`, such as "models/adult"; gives the version's folder."""
+        return export(self, folder)
+
+    def to_tensors(self, X: Any) -> Arrays:  # noqa: N803
+        """Rows as the exported model takes them: an array of shape (rows, 1) for every column that it looks at."""
+        return make_tensors(self.fitted_, self._check(X))
+
+    def _require_fitted(self) -> None:
+        if not hasattr(self, "n_features_in_"):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+
+    def _respond(self, table: Table) -> NDArray:
+        """The answers that a user gets."""
+        return self._answer(table)
 
     def _check(self, X: Any) -> Table:  # noqa: N803
         """The table to answer, checked against the one that was learnt from."""
-        if not hasattr(self, "n_features_in_"):
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        self._require_fitted()
         table = read_table(X)
         if _is_matrix(X) and len(table) != self.n_features_in_:
             raise ValueError(
@@ -112,17 +149,44 @@ class TableClassifier(ClassifierMixin, TableEstimator):
     """Learns classes: words, numbers, or true and false."""
 
     classes_: NDArray
+    calibration_: Calibration | None = None
     class_weight: Any
     threshold: float
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """The probability of each class, in the order of `classes_`."""
-        return self._answer(self._check(X))
+        return self._respond(self._check(X))
+
+    def calibrate(self, X: Any, y: Any = None, method: str = "isotonic") -> Self:  # noqa: N803
+        """Learn what its probabilities mean from rows that it was not trained on; "sigmoid" does with a few hundred of them."""
+        table, classes = self._check_pairs(X, y)
+        self.calibration_ = fit_calibration(self._answer(table), classes, method)
+        return self
+
+    def choose_threshold(self, X: Any, y: Any = None, aim: str = "f1") -> Self:  # noqa: N803
+        """Set the threshold of two classes to what is best on these rows for "f1", "balanced_accuracy" or "accuracy"."""
+        table, classes = self._check_pairs(X, y)
+        if len(self.classes_) != 2:
+            raise BadData(f"a threshold is for two classes, this model has {len(self.classes_)}")
+        self.threshold = find_threshold(self._respond(table)[:, 1], classes == 1, aim)
+        return self
+
+    def _check_pairs(self, X: Any, y: Any) -> tuple[Table, NDArray[np.int64]]:  # noqa: N803
+        """Rows, and the place of each one's class."""
+        table = self._check(X)
+        classes = self._find_places(X.target if y is None and isinstance(X, Dataset) else y)
+        if len(classes) != count_rows(table):
+            raise BadData(f"expected a target for every row, received {count_rows(table):,} rows and {len(classes):,} targets")
+        return table, classes
+
+    def _respond(self, table: Table) -> NDArray:
+        answers = self._answer(table)
+        return answers if self.calibration_ is None else self.calibration_(answers)
 
     def predict(self, X: Any) -> Any:  # noqa: N803
         """The class of every row; of two, the second where it exceeds the threshold. A function gives rows one by one."""
         if callable(X):
-            return self._tell(self._answer(self._check(_gather(X(), None)[0])))
+            return self._tell(self._respond(self._check(_gather(X(), None)[0])))
         return self._choose(self.predict_proba(X))
 
     def _choose(self, probabilities: NDArray) -> NDArray:
@@ -130,10 +194,11 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         return self.classes_[np.asarray(chosen, np.int64)]
 
     def _read_target(self, target: Any) -> NDArray[np.int64]:
-        values = _read_values(target)
+        values = read_values(target)
         if values.dtype.kind == "f" and not np.all(values == np.floor(values)):
             raise ValueError(f"Unknown label type: continuous. Expected classes, received numbers such as {values[0]:g}")
         self.classes_, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
+        self.calibration_ = None  # what was learnt of another training's answers does not hold for this one
         if len(self.classes_) < 2:
             raise BadData(f"expected at least two classes, received one class: {self.classes_.tolist()[0]!r} in every row")
         return codes
@@ -148,12 +213,31 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         return of_class[target] * (1.0 if weights is None else weights)
 
     def _measure(self, answers: NDArray, target: Any) -> dict[str, float]:
-        values = _read_values(target)
+        return measure_classes(answers, self._find_places(target), self.threshold)
+
+    def _find_places(self, target: Any) -> NDArray[np.int64]:
+        """The place of every row's class in `classes_`."""
+        values = read_values(target)
         places = {name: place for place, name in enumerate(self.classes_.tolist())}
         words = values.astype(str).tolist() if values.dtype == object else values.tolist()
         if unknown := next((word for word in words if word not in places), None):
             raise BadData(f"the class {unknown!r} was not there in training; there are {', '.join(map(str, places))}")
-        return measure_classes(answers, np.array([places[word] for word in words]))
+        return np.array([places[word] for word in words])
+
+    def _add_outputs(self, graph: OnnxGraph) -> dict[str, tuple[str, str, int]]:
+        answers = self._add_answers(graph)
+        if self.calibration_ is not None:
+            answers = self.calibration_.add_to(graph, answers)
+        if len(self.classes_) == 2:
+            second = graph.add("Gather", answers, graph.constant([1]), axis=1)
+            chosen = graph.cast(graph.add("Greater", second, graph.constant(float(self.threshold))), "int64")
+        else:
+            chosen = graph.add("ArgMax", answers, axis=1, keepdims=1)
+        dtype = "str" if self.classes_.dtype.kind == "U" else self.classes_.dtype.name
+        return {
+            "predicted_class": (graph.add("Gather", graph.constant(self.classes_), chosen), dtype, 1),
+            "probabilities": (answers, "float64", len(self.classes_)),
+        }
 
     def _tell(self, answers: NDArray) -> Iterator[dict[str, Any]]:
         for name, row in zip(self._choose(answers), answers, strict=True):
@@ -166,11 +250,14 @@ class TableRegressor(RegressorMixin, TableEstimator):
     def predict(self, X: Any) -> Any:  # noqa: N803
         """The value of every row. A function gives rows one by one."""
         if callable(X):
-            return self._tell(self._answer(self._check(_gather(X(), None)[0])))
-        return self._answer(self._check(X))
+            return self._tell(self._respond(self._check(_gather(X(), None)[0])))
+        return self._respond(self._check(X))
+
+    def _add_outputs(self, graph: OnnxGraph) -> dict[str, tuple[str, str, int]]:
+        return {"predicted_value": (self._add_answers(graph), "float64", 1)}
 
     def _read_target(self, target: Any) -> NDArray[np.float64]:
-        values = _read_values(target)
+        values = read_values(target)
         if values.dtype.kind not in "iufb":
             raise BadData(f"expected numbers to learn, received {values[0]!r}; a classifier learns words")
         if not np.isfinite(values := values.astype(np.float64)).all():
@@ -193,7 +280,7 @@ def choose_columns(given: Sequence[FeatureColumn] | None, table: Table) -> list[
     return infer(table) if given is None else list(given)
 
 
-def _read_values(target: Any) -> NDArray:
+def read_values(target: Any) -> NDArray:
     """A value a row, none missing."""
     values = np.asarray(target)
     if values.ndim == 2 and values.shape[1] == 1:

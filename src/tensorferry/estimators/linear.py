@@ -11,6 +11,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstimator, TableRegressor, choose_columns
 from tensorferry.feature_columns.columns import FeatureColumn
 from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes, fit_columns
+from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
+from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
 from tensorferry.feature_columns.table import Table, count_rows
 
 
@@ -45,6 +47,19 @@ class _Linear(TableEstimator):
     def _scores(self, table: Table) -> NDArray[np.float64]:
         assert self.fitted_ is not None
         return make_matrix(self.fitted_, table) @ self.coef_.T + self.intercept_
+
+    def _add_scores(self, graph: OnnxGraph) -> str:
+        assert self.fitted_ is not None
+        parts = [graph.constant(self.intercept_[None])]
+        weights = self.coef_.T
+        if num_numbers := len(self.fitted_.numeric):
+            parts.append(_add_numbers(graph, self.fitted_, weights[: 2 * num_numbers]))
+        start = 2 * num_numbers
+        for column in self.fitted_.categorical:
+            size = count_codes(column)
+            parts.append(add_lookup(graph, add_codes(graph, column), weights[start : start + size]))
+            start += size
+        return add_all(graph, parts)
 
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
         assert self.fitted_ is not None
@@ -90,6 +105,12 @@ class LinearClassifier(_Linear, TableClassifier):
             scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
         return softmax(scores)
 
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        scores = self._add_scores(graph)
+        if len(self.classes_) == 2:
+            scores = graph.add("Concat", graph.add("Sub", scores, scores), scores, axis=1)
+        return str(graph.add("Softmax", scores, axis=1))
+
 
 class LinearRegressor(_Linear, TableRegressor):
     """Ridge regression.
@@ -110,6 +131,20 @@ class LinearRegressor(_Linear, TableRegressor):
 
     def _answer(self, table: Table) -> NDArray[np.float64]:
         return self._scores(table)[:, 0]
+
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        return self._add_scores(graph)
+
+
+def _add_numbers(graph: OnnxGraph, fitted: FittedColumns, weights: NDArray) -> str:
+    """`scale_numbers` in an ONNX graph, times its weights."""
+    numbers = graph.cast(add_numbers(graph, fitted), "float64")
+    center, scale = (graph.constant([getattr(each, part) for each in fitted.scales]) for part in ("center", "scale"))
+    missing = graph.add("IsNaN", numbers)
+    filled = graph.add("Where", missing, center, numbers)
+    scaled = graph.add("Div", graph.add("Sub", filled, center), scale)
+    features = graph.add("Concat", scaled, graph.cast(missing, "float64"), axis=1)
+    return str(graph.add("MatMul", features, graph.constant(weights)))
 
 
 def softmax(scores: NDArray) -> NDArray[np.float64]:

@@ -8,11 +8,12 @@ from tensorferry.recipes.wide_deep import measure_auc
 _SMALLEST = 1e-15  # a probability that the logarithm still takes
 
 
-def measure_classes(probabilities: NDArray, classes: NDArray) -> dict[str, float]:
-    """Accuracy and average loss; for two classes also the area under the ROC curve."""
+def measure_classes(probabilities: NDArray, classes: NDArray, threshold: float = 0.5) -> dict[str, float]:
+    """Accuracy and average loss; for two classes also the area under the ROC curve. `threshold` is that of the second."""
+    answered = probabilities[:, 1] > threshold if probabilities.shape[1] == 2 else probabilities.argmax(axis=1)
     chosen = probabilities[np.arange(len(classes)), classes]
     found = {
-        "accuracy": float((probabilities.argmax(axis=1) == classes).mean()),
+        "accuracy": float((answered == classes).mean()),
         "loss": float(-np.log(np.maximum(chosen, _SMALLEST)).mean()),
     }
     if probabilities.shape[1] == 2 and 0 < classes.sum() < len(classes):

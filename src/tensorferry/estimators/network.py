@@ -5,6 +5,7 @@ how far it has come through every range between two quantiles (piecewise-linear 
 thresholds that way. The linear part is a weight for each code and number; wide & deep (Cheng et al. 2016) adds both.
 """
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes
 from tensorferry.feature_columns.table import Table
 
-_FAR = 3.0  # scales away from the centre: where a number begins to count for less
+FAR = 3.0  # scales away from the centre: where a number begins to count for less
 
 
 class ScaledNumbers(layers.Layer):
@@ -32,7 +33,7 @@ class ScaledNumbers(layers.Layer):
         missing = ops.isnan(numbers)
         filled = ops.where(missing, self.center, numbers)
         scaled = (filled - self.center) / self.scale
-        parts = [scaled / ops.sqrt(1 + ops.square(scaled / _FAR)), ops.cast(missing, scaled.dtype)]
+        parts = [scaled / ops.sqrt(1 + ops.square(scaled / FAR)), ops.cast(missing, scaled.dtype)]
         for place, knots in enumerate(self.ranges):
             if knots is not None:
                 share = (filled[:, place : place + 1] - knots[:-1]) / (knots[1:] - knots[:-1])
@@ -69,12 +70,13 @@ def build_network(
         parts.append(_build_linear(linear, num_answers, inputs))
     if dnn is not None:
         x = _build_deep(dnn, inputs, seeds)
-        for width in hidden_units:
-            x = layers.Dense(width, activation="silu", kernel_initializer=keras.initializers.HeNormal(next(seeds)))(x)
+        for place, width in enumerate(hidden_units):
+            initial = keras.initializers.HeNormal(next(seeds))
+            x = layers.Dense(width, activation="silu", kernel_initializer=initial, name=f"hidden_{place}")(x)
             if dropout:
                 x = layers.Dropout(dropout, seed=next(seeds))(x)
         initial = keras.initializers.GlorotUniform(next(seeds))
-        parts.append(layers.Dense(num_answers, kernel_initializer=initial, dtype="float32")(x))
+        parts.append(layers.Dense(num_answers, kernel_initializer=initial, dtype="float32", name="scores")(x))
     scores = parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
     return keras.Model(inputs, scores)
 
@@ -84,9 +86,10 @@ def _build_linear(fitted: FittedColumns, num_answers: int, inputs: dict[str, Any
     if fitted.numeric:
         numbers = _input(inputs, "linear_numbers", len(fitted.numeric), "float32")
         scaled = ScaledNumbers(fitted.scales, ranges=False, dtype="float32")(numbers)
-        parts.append(layers.Dense(num_answers, kernel_initializer="zeros", dtype="float32")(scaled))
+        parts.append(layers.Dense(num_answers, kernel_initializer="zeros", dtype="float32", name="linear_scaled")(scaled))
     for place, column in enumerate(fitted.categorical):
-        table = layers.Embedding(count_codes(column), num_answers, embeddings_initializer="zeros", dtype="float32")
+        name = f"linear_{place}"
+        table = layers.Embedding(count_codes(column), num_answers, embeddings_initializer="zeros", dtype="float32", name=name)
         parts.append(_look_up(table, column, place, "linear", inputs))
     return parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
 
@@ -103,11 +106,20 @@ def _build_deep(fitted: FittedColumns, inputs: dict[str, Any], seeds: Any) -> An
             table = layers.Embedding(size, size, embeddings_initializer="identity", trainable=False)
         else:
             dimension = column.dimension if isinstance(column, fc.Embedding) else default_dimension(size)
-            key = column.shared if isinstance(column, fc.Embedding) and column.shared else f"{place}"
+            name = embedding_name(column, place)
             initial = keras.initializers.RandomNormal(stddev=dimension**-0.5, seed=next(seeds))
-            table = tables.setdefault(key, layers.Embedding(size, dimension, embeddings_initializer=initial))
+            if name not in tables:
+                tables[name] = layers.Embedding(size, dimension, embeddings_initializer=initial, name=name)
+            table = tables[name]
         parts.append(_look_up(table, column, place, "dnn", inputs))
     return parts[0] if len(parts) == 1 else layers.Concatenate()(parts)
+
+
+def embedding_name(column: fc.FeatureColumn, place: int) -> str:
+    """What the layer of a deep part's column is called; columns that share their numbers have one layer."""
+    shared = column.shared if isinstance(column, fc.Embedding) else ""
+    # a layer's name has no "/", and must not be one that Keras gives by itself
+    return f"shared_{zlib.crc32(shared.encode()):08x}" if shared else f"learnt_{place}"
 
 
 def default_dimension(num_codes: int) -> int:

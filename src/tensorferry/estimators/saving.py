@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from tensorferry.errors import BadData, BadUse
+from tensorferry.estimators.calibration import Calibration
 from tensorferry.estimators.estimator import TableClassifier, TableEstimator
 from tensorferry.feature_columns.encoding import column_from_json, column_to_json
 from tensorferry.files import write_whole
 from tensorferry.messages import did_you_mean, first_line
 
-_FORMAT = "tensorferry-estimator-1"
+_FORMAT = "tensorferry-estimator-2"
 _FACTS, _ARRAYS = "estimator.json", "arrays.npz"
 
 
@@ -32,6 +33,7 @@ def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
         "num_features": estimator.n_features_in_,
         "feature_names": None if names is None else list(names),
         "classes": estimator.classes_.tolist() if isinstance(estimator, TableClassifier) else None,
+        "calibration": calibration.to_json() if (calibration := getattr(estimator, "calibration_", None)) else None,
         "learnt": facts,
     }
     packed = io.BytesIO()
@@ -65,6 +67,8 @@ def load(folder: str | os.PathLike[str]) -> Any:
             made.feature_names_in_ = np.array(told["feature_names"], object)
         if told["classes"] is not None:
             made.classes_ = np.array(told["classes"])
+        if told["calibration"] is not None:
+            made.calibration_ = Calibration.from_json(told["calibration"])
         made.set_state(told["learnt"], arrays)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise BadData(f"the estimator in {str(folder)!r} is damaged: {first_line(error)}") from error

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from tensorferry.errors import BadData
 from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstimator, TableRegressor, choose_columns
+from tensorferry.estimators.tree_graph import add_trees
 from tensorferry.extras import load_extra
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, fit_columns
+from tensorferry.feature_columns.onnx_columns import add_codes, add_numbers
+from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table
 
 _HELD_OUT_SHARE = 0.1
@@ -80,6 +83,15 @@ class _BoostedTrees(TableEstimator):
     def _predict_raw(self, table: Table) -> NDArray[np.float64]:
         return np.asarray(self.booster_.predict(self._make_features(table), num_iteration=self.n_iter_))
 
+    def _add_raw(self, graph: OnnxGraph, num_targets: int) -> str:
+        assert self.fitted_ is not None
+        parts = [graph.cast(add_codes(graph, column).codes, "float64") for column in self.fitted_.categorical]
+        if self.fitted_.numeric:
+            parts.append(graph.cast(add_numbers(graph, self.fitted_), "float64"))
+        dumped = self.booster_.dump_model(num_iteration=self.n_iter_)["tree_info"]
+        trees = (tree["tree_structure"] for tree in dumped)
+        return add_trees(graph, graph.add("Concat", *parts, axis=1), trees, num_targets)
+
     @property
     def feature_importances_(self) -> NDArray[np.float64]:
         """What each feature column's splits gained, as shares of all; categorical columns first."""
@@ -136,6 +148,12 @@ class BoostedTreesClassifier(_BoostedTrees, TableClassifier):
         found = self._predict_raw(table)
         return np.stack([1 - found, found], axis=1) if len(self.classes_) == 2 else found
 
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        if len(self.classes_) > 2:
+            return str(graph.add("Softmax", self._add_raw(graph, len(self.classes_)), axis=1))
+        second = graph.add("Sigmoid", self._add_raw(graph, 1))
+        return str(graph.add("Concat", graph.add("Sub", graph.constant(1.0), second), second, axis=1))
+
 
 class BoostedTreesRegressor(_BoostedTrees, TableRegressor):
     """Gradient boosted trees for numbers."""
@@ -160,6 +178,9 @@ class BoostedTreesRegressor(_BoostedTrees, TableRegressor):
 
     def _answer(self, table: Table) -> NDArray[np.float64]:
         return self._predict_raw(table)
+
+    def _add_answers(self, graph: OnnxGraph) -> str:
+        return self._add_raw(graph, 1)
 
 
 def _load_lightgbm() -> Any:

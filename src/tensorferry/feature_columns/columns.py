@@ -136,6 +136,8 @@ def vocabulary(name: str, values: Sequence[str] | str | Path = (), *, max_size: 
         values = _read_words(Path(values))
     if len(set(values)) < len(values):
         raise BadData(f"the vocabulary of {name!r} has a word twice")
+    if "" in values:
+        raise BadData(f"the vocabulary of {name!r} has an empty word, which stands for a missing one; leave it out")
     _check_positive(name, "max_size", max_size)
     return Vocabulary(name, tuple(map(str, values)), max_size)
 
@@ -168,7 +170,7 @@ def weighted(source: str | Single, weight: str) -> Weighted:
 
 
 def sequence(source: str | Vocabulary | Hashed, *, separator: str = "|", max_length: int = 64) -> SequenceOf:
-    """Several words in one cell."""
+    """Several words in one cell; where a blank follows each, it is part of the separator: ", "."""
     if not separator:
         raise BadData("expected a separator of at least one character")
     return SequenceOf(Vocabulary(source) if isinstance(source, str) else source, separator, max_length)

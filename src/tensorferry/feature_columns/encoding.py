@@ -4,6 +4,7 @@ What is learnt is plain data: boundaries, vocabularies, scales. It goes to JSON 
 every back end. Words are hashed by CRC-32 of their UTF-8 bytes, which is the same on every machine and in every version.
 """
 
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from tensorferry.feature_columns.table import (
     read_words,
 )
 
+MIX_MODULUS, MIX_BY = 2**31 - 1, 1_103_515_245  # a prime, and a number that spreads keys over it
 _NUM_KNOTS = 32  # quantiles of a numeric column, which say how it is spread
 
 
@@ -118,9 +120,44 @@ def fit_columns(columns: Sequence[fc.FeatureColumn], table: Table) -> FittedColu
     """The columns with what the training rows show."""
     if not columns:
         raise BadData("there is no feature column; name some, or give a table from which some can be inferred")
-    fitted = tuple(_fit(column, table) for column in columns)
+    fitted = _share_vocabularies(tuple(_fit(column, table) for column in columns))
     scales = tuple(_measure(table, column.name) for column in fitted if isinstance(column, fc.Numeric))
     return FittedColumns(fitted, scales)
+
+
+def _share_vocabularies(columns: tuple[fc.FeatureColumn, ...]) -> tuple[fc.FeatureColumn, ...]:
+    """Embeddings that are shared know the words of each other, so that a word has one code in all of them."""
+    words: dict[str, dict[str, None]] = {}
+    for shared, column in _list_shared(columns):
+        if (found := _find_vocabulary(column)) is not None:
+            words.setdefault(shared, {}).update(dict.fromkeys(found.values))
+    joined = tuple(
+        _replace_words(column, tuple(words[column.shared]))
+        if isinstance(column, fc.Embedding) and column.shared in words and _find_vocabulary(column) is not None
+        else column
+        for column in columns
+    )
+    sizes: dict[str, int] = {}
+    for shared, column in _list_shared(joined):
+        size = count_codes(column)
+        if sizes.setdefault(shared, size) != size:
+            raise BadData(f"{shared!r} cannot share an embedding: one has {sizes[shared]} codes, another {size}")
+    return joined
+
+
+def _list_shared(columns: Iterable[fc.FeatureColumn]) -> list[tuple[str, fc.Embedding]]:
+    return [(column.shared, column) for column in columns if isinstance(column, fc.Embedding) and column.shared]
+
+
+def _find_vocabulary(column: fc.Embedding) -> fc.Vocabulary | None:
+    source = column.source.source if isinstance(column.source, fc.Weighted | fc.SequenceOf) else column.source
+    return source if isinstance(source, fc.Vocabulary) else None
+
+
+def _replace_words(column: Any, words: tuple[str, ...]) -> Any:
+    if isinstance(column, fc.Vocabulary):
+        return replace(column, values=words)
+    return replace(column, source=_replace_words(column.source, words))
 
 
 def count_codes(column: fc.FeatureColumn) -> int:
@@ -178,31 +215,29 @@ def _encode_words(column: fc.Vocabulary | fc.Hashed, words: NDArray) -> NDArray[
 
 
 def _encode_crossed(column: fc.Crossed, table: Table) -> NDArray[np.int32]:
-    """A hash of the words, or of the codes where a part has no words; 0 where a part is missing."""
-    parts = [_name_values(part, table) for part in column.parts]
-    missing = np.logical_or.reduce([np.equal(part, None) for part in parts])  # type: ignore[call-overload]
-    known: dict[tuple[Any, ...], int] = {}
-    codes = np.zeros(len(parts[0]), np.int32)
-    for row, combination in enumerate(zip(*parts, strict=True)):
-        if not missing[row]:
-            if combination not in known:
-                known[combination] = zlib.crc32("\0".join(combination).encode()) % column.num_buckets + 1
-            codes[row] = known[combination]
-    return codes
+    """A place for each combination of codes: one of its own where there is room for all; 0 where a part is missing.
+
+    It is made of whole numbers alone, so that every back end can make the same.
+    """
+    key = np.zeros(count_rows(table), np.int64)
+    known = np.ones(len(key), bool)
+    for part in column.parts:
+        codes = _encode_single(part, table).astype(np.int64)
+        known &= codes > 0
+        key = (key * (count_codes(part) - 1) + codes - 1) % MIX_MODULUS
+    if not has_room_for_all(column):
+        key = key * MIX_BY % MIX_MODULUS
+    return np.where(known, key % column.num_buckets + 1, 0).astype(np.int32)
 
 
-def _name_values(part: fc.Single, table: Table) -> NDArray:
-    if isinstance(part, fc.Hashed) or (isinstance(part, fc.Vocabulary) and not part.values):
-        return read_words(table, part.name)
-    codes = _encode_single(part, table)
-    return np.array([None if code == 0 else str(code) for code in codes.tolist()], object)
+def has_room_for_all(column: fc.Crossed) -> bool:
+    """Whether there are as many places as combinations."""
+    return math.prod(count_codes(part) - 1 for part in column.parts) <= column.num_buckets
 
 
 def _encode_sequence(column: fc.SequenceOf, table: Table) -> Codes:
     cells = read_words(table, column.source.name)
-    split = [
-        [] if cell is None else [word.strip() for word in cell.split(column.separator)][: column.max_length] for cell in cells
-    ]
+    split = [[] if cell is None else cell.split(column.separator)[: column.max_length] for cell in cells]
     length = max([1, *map(len, split)])
     codes = np.zeros((len(cells), length), np.int32)
     weights = np.zeros((len(cells), length), np.float32)
@@ -220,12 +255,11 @@ def _fit(column: Any, table: Table) -> Any:
         case fc.Embedding() | fc.Indicator() | fc.Weighted() | fc.SequenceOf():
             if isinstance(column, fc.SequenceOf) and isinstance(column.source, fc.Vocabulary) and not column.source.values:
                 cells = [cell for cell in read_words(table, column.source.name) if cell is not None]
-                words = [word.strip() for cell in cells for word in cell.split(column.separator)]
+                words = [word for cell in cells for word in cell.split(column.separator) if word]
                 return replace(column, source=_fit_vocabulary(column.source, words))
             return replace(column, source=_fit(column.source, table))
         case fc.Crossed():
-            parts = tuple(part if isinstance(part, fc.Vocabulary) else _fit(part, table) for part in column.parts)
-            return replace(column, parts=parts)
+            return replace(column, parts=tuple(_fit(part, table) for part in column.parts))
         case fc.Bucketized() if not column.boundaries:
             numbers = read_numbers(table, column.name)
             known = numbers[~np.isnan(numbers)]

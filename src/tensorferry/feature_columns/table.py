@@ -116,7 +116,9 @@ def _read_column(values: Any) -> NDArray:
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas has for them."""
+    """None, NaN, what pandas has for them, and the empty text, which is how a missing one is sent where None cannot be."""
+    if isinstance(value, str):
+        return not value
     return value is None or (isinstance(value, float) and np.isnan(value)) or type(value).__name__ in ("NAType", "NaTType")
 
 

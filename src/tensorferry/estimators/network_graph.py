@@ -1,0 +1,77 @@
+"""The networks of `network`, as part of an ONNX graph: written from their weights, so that no framework takes part.
+
+They compute in float32 whatever precision they were trained in: the weights are float32 in all of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorferry.estimators.network import FAR, embedding_name
+from tensorferry.feature_columns import columns as fc
+from tensorferry.feature_columns.encoding import FittedColumns, count_codes
+from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
+from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
+
+ReadWeights = Callable[[str], list[NDArray]]  # those of a layer, by its name
+
+
+def add_network(
+    graph: OnnxGraph, linear: FittedColumns | None, dnn: FittedColumns | None, num_hidden: int, read: ReadWeights
+) -> str:
+    """The network's scores, (rows, answers)."""
+    parts = []
+    if linear is not None:
+        parts += _add_linear(graph, linear, read)
+    if dnn is not None:
+        x = _add_deep(graph, dnn, read)
+        for place in range(num_hidden):
+            x = add_dense(graph, x, read(f"hidden_{place}"))
+            x = graph.add("Mul", x, graph.add("Sigmoid", x))
+        parts.append(add_dense(graph, x, read("scores")))
+    return add_all(graph, parts)
+
+
+def add_dense(graph: OnnxGraph, x: str, weights: list[NDArray]) -> str:
+    """A product with a matrix, and an offset."""
+    kernel, bias = weights
+    return str(graph.add("Add", graph.add("MatMul", x, graph.constant(kernel)), graph.constant(bias)))
+
+
+def _add_linear(graph: OnnxGraph, fitted: FittedColumns, read: ReadWeights) -> list[str]:
+    parts = []
+    if fitted.numeric:
+        parts.append(add_dense(graph, _add_scaled(graph, fitted, ranges=False), read("linear_scaled")))
+    for place, column in enumerate(fitted.categorical):
+        parts.append(add_lookup(graph, add_codes(graph, column), read(f"linear_{place}")[0]))
+    return parts
+
+
+def _add_deep(graph: OnnxGraph, fitted: FittedColumns, read: ReadWeights) -> str:
+    parts = [_add_scaled(graph, fitted, ranges=True)] if fitted.numeric else []
+    for place, column in enumerate(fitted.categorical):
+        is_learnt = not isinstance(column, fc.Indicator)
+        entries = read(embedding_name(column, place))[0] if is_learnt else np.eye(count_codes(column), dtype=np.float32)
+        parts.append(add_lookup(graph, add_codes(graph, column), entries))
+    return parts[0] if len(parts) == 1 else str(graph.add("Concat", *parts, axis=1))
+
+
+def _add_scaled(graph: OnnxGraph, fitted: FittedColumns, *, ranges: bool) -> str:
+    """`network.ScaledNumbers`."""
+    numbers = add_numbers(graph, fitted)
+    center, scale = (np.array([getattr(each, part) for each in fitted.scales], np.float32) for part in ("center", "scale"))
+    missing = graph.add("IsNaN", numbers)
+    filled = graph.add("Where", missing, graph.constant(center), numbers)
+    scaled = graph.add("Div", graph.add("Sub", filled, graph.constant(center)), graph.constant(scale))
+    far = graph.add("Div", scaled, graph.constant(FAR, "float32"))
+    drawn_in = graph.add("Sqrt", graph.add("Add", graph.constant(1, "float32"), graph.add("Mul", far, far)))
+    parts: list[Any] = [graph.add("Div", scaled, drawn_in), graph.cast(missing, "float32")]
+    for place, each in enumerate(fitted.scales if ranges else ()):
+        if len(each.knots) > 1:
+            knots = np.array(each.knots, np.float32)
+            number = graph.add("Gather", filled, graph.constant([place]), axis=1)
+            share = graph.add("Div", graph.add("Sub", number, graph.constant(knots[:-1])), graph.constant(knots[1:] - knots[:-1]))
+            parts.append(graph.add("Clip", share, graph.constant(0, "float32"), graph.constant(1, "float32")))
+    return str(graph.add("Concat", *parts, axis=1))

@@ -1,0 +1,124 @@
+"""A dataset on disk as Keras takes it: read and encoded while the step before trains, and never whole in memory.
+
+Rows are shuffled within a window of blocks (see `datasets.rows`). What is held out are whole blocks, drawn by the seed: a list of
+single rows would itself grow with the set.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from tensorferry.datasets import Dataset
+from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows
+from tensorferry.units import parse_bytes
+
+Encode: TypeAlias = Callable[[Columns], tuple[Any, ...]]  # rows as the model takes them: inputs, target and perhaps weights
+
+_WINDOW_SHARE = 1 / 32  # of a budget
+_NUM_WINDOWS = 12  # that rows take: one is read while another is used, merging takes copies, and the allocator keeps some
+_TEXT_NBYTES = 64  # of a text as an object
+
+
+@dataclass(frozen=True)
+class SomeBlocks:
+    """Some blocks of a source of rows."""
+
+    rows: Rows
+    numbers: tuple[int, ...]
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """How many rows each of them has."""
+        sizes = self.rows.block_sizes
+        return [sizes[number] for number in self.numbers]
+
+    def read_block(self, number: int) -> Columns:
+        """The rows of one of them."""
+        return self.rows.read_block(self.numbers[number])
+
+
+def choose_window(budget: str | int | None) -> int:
+    """How many bytes of rows are shuffled together inside a budget."""
+    if budget is None or budget == "auto":
+        return WINDOW_NBYTES
+    return min(WINDOW_NBYTES, int(_WINDOW_SHARE * parse_bytes(budget)))
+
+
+def leave_for_step(budget: str | int | None, window_nbytes: int) -> str | int | None:
+    """What is left of a budget for a training step beside the rows that are read."""
+    return budget if budget is None or budget == "auto" else parse_bytes(budget) - _NUM_WINDOWS * window_nbytes
+
+
+def is_larger_than(dataset: Dataset, nbytes: int) -> bool:
+    """Whether a dataset in several blocks takes more than so many bytes in memory."""
+    widths = [_TEXT_NBYTES if column.dtype == "object" else np.dtype(column.dtype).itemsize for column in dataset.columns]
+    return dataset.places is None and len(dataset.rows.block_sizes) > 1 and len(dataset) * sum(widths) > nbytes
+
+
+def split_blocks(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset | None]:
+    """What to learn from, and about that share of the blocks to check on; None where the share is zero."""
+    order = np.random.default_rng(seed).permutation(len(dataset.rows.block_sizes)).tolist()
+    num_held_out = max(1, round(share * len(order))) if share else 0
+
+    def choose(numbers: list[int]) -> Dataset:
+        return replace(dataset, rows=SomeBlocks(dataset.rows, tuple(sorted(numbers))))
+
+    return choose(order[num_held_out:]), choose(order[:num_held_out]) if num_held_out else None
+
+
+class StreamedBatches(keras.utils.PyDataset):
+    """Batches in the order of a seed and an epoch; without a seed, in that of the file.
+
+    Keras asks for batches one after the other, and for the first few once more to learn their shapes.
+    """
+
+    def __init__(self, dataset: Dataset, encode: Encode, size: int, seed: int | None, window_nbytes: int) -> None:
+        super().__init__()
+        self.dataset, self.encode, self.size, self.seed, self.window_nbytes = dataset, encode, size, seed, window_nbytes
+        self.epoch = 0
+        self.wait_seconds = 0.0  # that a batch was not ready when it was asked for
+        self._place = -1
+        self._batches: Iterator[tuple[Any, ...]] = iter(())
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.dataset) / self.size)
+
+    def __getitem__(self, place: int) -> tuple[Any, ...]:
+        if place != self._place:
+            self._begin(place)
+        begin = perf_counter()
+        batch = next(self._batches)
+        self.wait_seconds += perf_counter() - begin
+        self._place += 1
+        return batch
+
+    def on_epoch_end(self) -> None:
+        """Another order."""
+        self.epoch += 1
+        self._place = -1
+
+    def _begin(self, place: int) -> None:
+        rows = self.dataset.read(self.size, seed=self.seed, epoch=self.epoch, window_nbytes=self.window_nbytes)
+        self._batches, self._place = _encode_ahead(rows, self.encode), place
+        for _ in range(place):
+            next(self._batches)
+
+
+def _encode_ahead(rows: Iterator[Columns], encode: Encode) -> Iterator[tuple[Any, ...]]:
+    """The next batch is encoded while this one is used."""
+
+    def make() -> tuple[Any, ...] | None:
+        found = next(rows, None)
+        return None if found is None else encode(found)
+
+    with ThreadPoolExecutor(1, "ferry-encode") as thread:
+        coming = thread.submit(make)
+        while (batch := coming.result()) is not None:
+            coming = thread.submit(make)
+            yield batch
