@@ -1,0 +1,58 @@
+"""What `ferry deploy` can be told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartOptions:
+    """One chart for one folder of models."""
+
+    repository: Path
+    to: Path
+    name: str | None = None  # None: that of the folder `to`
+    image: str | None = None  # None: one on this machine, called as the chart
+    models: str = "image"  # where the cluster reads them: image, pvc:CLAIM, oci:IMAGE or an address
+    replicas: int = 2
+    gpus: int = 0
+    trust: bool = False
+    measures: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageOptions:
+    """One file to build an image from."""
+
+    to: Path
+    models: Path | None = None  # to put into it
+    wheel: Path | None = None  # of ourselves; None: the release that the package index has
+    base: str | None = None  # None: Python's own image, of the version that runs here
+    extras: tuple[str, ...] = ()
+    has_digests: bool = False  # checksums of all wheels, which pip asks the package index for
+    trust: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KserveOptions:
+    """A runtime and an inference service for KServe."""
+
+    repository: Path
+    to: Path
+    storage: str  # where KServe gets the models from: s3://..., pvc://..., oci://...
+    image: str
+    name: str | None = None
+    replicas: int = 2
+    gpus: int = 0
+    trust: bool = False
+    measures: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """One look at a chart or a folder of manifests."""
+
+    folder: Path
+    values: tuple[Path, ...] = ()
+    kubernetes: str = ""  # a version such as 1.36; empty: the newest that is known
+    definitions: Path | None = None  # a folder with definitions of custom resources
+    as_json: bool = False

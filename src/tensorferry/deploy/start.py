@@ -1,0 +1,51 @@
+"""What the verbs of `ferry deploy` do and show."""
+
+import json
+import sys
+from dataclasses import asdict
+
+from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, KserveOptions
+
+
+def deploy_chart(options: ChartOptions) -> int:
+    """Write a chart, and say what to do with it."""
+    from tensorferry.deploy.chart import write_chart
+
+    write_chart(options)
+    print(f"saved: {options.to}; next: ferry deploy check {options.to}, then its README.md")
+    return 0
+
+
+def deploy_image(options: ImageOptions) -> int:
+    """Write a Containerfile, and say what to do with it."""
+    from tensorferry.deploy.image import write_image
+
+    write_image(options)
+    print(f"saved: {options.to}; next: buildah build --timestamp 0 --tag NAME --file {options.to} .")
+    return 0
+
+
+def deploy_kserve(options: KserveOptions) -> int:
+    """Write manifests for KServe, and say what to do with them."""
+    from tensorferry.deploy.kserve import write_kserve
+
+    write_kserve(options)
+    print(f"saved: {options.to}; next: copy the models to {options.storage}, then kubectl apply -f {options.to}")
+    return 0
+
+
+def check_folder(options: CheckOptions) -> int:
+    """Say what a cluster would refuse; the exit code is 1 where something is."""
+    from tensorferry.deploy.check import check
+
+    result = check(options)
+    if options.as_json:
+        print(json.dumps(asdict(result), indent=1))
+        return 1 if result.findings else 0
+    for finding in result.findings:
+        print(finding)
+    for note in result.not_checked:
+        print(f"not checked: {note}", file=sys.stderr)
+    num = len(result.findings)
+    print(f"{result.num_objects} objects, {num} finding{'' if num == 1 else 's'}")
+    return 1 if num else 0

@@ -1,0 +1,73 @@
+"""Charts through Helm, as `helm install` would read them."""
+
+import copy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tensorferry.deploy.check.charts import find_helm
+from tensorferry.deploy.check.manifests import Manifest, split_manifests
+
+VALUE_SETS: dict[str, dict[str, Any]] = {
+    "as it is written": {},
+    "one pod": {"replicas": 1},
+    "gpu": {"gpus": 2, "tolerations": [{"key": "team", "operator": "Exists"}], "nodeSelector": {"pool": "gpu"}},
+    "volume": {"models": {"source": "pvc", "claim": "models", "path": "/"}, "server": {"controlMode": "poll"}},
+    "bucket": {
+        "models": {"source": "url", "url": "s3://bucket/models", "credentialsSecret": "bucket"},
+        "server": {"env": [{"name": "AWS_REGION", "value": "eu-central-1"}], "otlp": "http://collector:4318"},
+        "networkPolicy": {"egress": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
+    },
+    "models image, copied": {"models": {"source": "oci", "image": "registry.example.com/models:3"}},
+    "models image, mounted": {"models": {"source": "oci", "image": "registry.example.com/models:3", "mount": "volume"}},
+    "hpa on cores": {"autoscaling": {"mode": "hpa"}},
+    "hpa on the queue": {"autoscaling": {"mode": "hpa", "metric": "queue", "minReplicas": 1}},
+    "keda to zero": {"autoscaling": {"mode": "keda", "minReplicas": 0, "prometheus": "http://prometheus.monitoring:9090"}},
+    "tls and keys": {
+        "tls": {"secret": "certificate"},
+        "keys": {"secret": "keys", "adminSecret": "admin-keys"},
+        "metrics": {"podMonitor": True, "keySecret": "metrics", "dashboard": True},
+        "server": {"allowedHosts": ["reviews.example.com"]},
+    },
+    "gateway": {
+        "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["reviews.example.com"]},
+        "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "web"}}}], "adminFrom": [{"podSelector": {}}]},
+        "service": {"headless": True, "annotations": {"team": "reviews"}},
+        "serviceAccount": {"name": "robot", "annotations": {"role": "reader"}},
+        "image": {"digest": f"sha256:{'0' * 64}", "pullSecrets": ["registry"]},
+    },
+}
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Helm; skips the test where there is none."""
+    found = find_helm()
+    if found is None:
+        pytest.skip("helm is not installed")
+    return subprocess.run([found, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def render(chart: Path, values: dict[str, Any], folder: Path, *options: str) -> list[Manifest]:
+    """The objects of a chart with these values."""
+    version = () if "--kube-version" in options else ("--kube-version", "1.37")
+    done = helm("template", "release", chart, "--values", save_values(values, folder), *version, *options)
+    assert done.returncode == 0, done.stderr
+    manifests, findings = split_manifests(done.stdout)
+    assert not findings
+    return manifests
+
+
+def save_values(values: dict[str, Any], folder: Path) -> Path:
+    """A file with these values."""
+    path = folder / "values.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def pick(manifests: list[Manifest], kind: str, suffix: str = "") -> Manifest:
+    """The one object of a kind, to change at will."""
+    (found,) = [each for each in manifests if each.kind == kind and each.name.endswith(suffix)]
+    return Manifest(copy.deepcopy(found.body))

@@ -1,0 +1,145 @@
+"""The Containerfile: what it installs is what runs here, and no more than the models need."""
+
+import base64
+import hashlib
+import re
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tensorferry import __version__
+from tensorferry.cli import main
+from tensorferry.deploy.packages import Package, add_digests, list_packages
+
+
+@pytest.fixture
+def in_context(small_models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder above the models, as the working folder."""
+    monkeypatch.chdir(small_models.parent)
+    return small_models.parent
+
+
+def _requirements(text: str) -> list[str]:
+    return re.findall(r"^      '(.*)' \\$", text, re.MULTILINE)
+
+
+def test_it_installs_what_runs_here_and_no_framework(in_context: Path, tmp_path: Path) -> None:
+    assert main(["deploy", "image", "--models", "models", "--to", str(tmp_path / "Containerfile")]) == 0
+    text = (tmp_path / "Containerfile").read_text()
+    pinned = dict(line.split("==") for line in _requirements(text))
+    assert pinned.pop("tensorferry") == __version__
+    assert pinned == {name: metadata.version(name) for name in pinned}
+    assert {"numpy", "httptools", "onnxruntime", "protobuf"} <= set(pinned)
+    assert not {"torch", "tensorflow", "keras", "openvino", "pytest"} & set(pinned)
+
+
+def test_the_image_has_the_models_and_no_root(in_context: Path, tmp_path: Path) -> None:
+    assert main(["deploy", "image", "--models", "models", "--to", str(tmp_path / "Containerfile"), "--trust"]) == 0
+    text = (tmp_path / "Containerfile").read_text()
+    build, final = text.split("\nFROM ")[1:]
+    assert 'COPY ["models", "/models"]' in final
+    assert "USER 10001:10001" in final
+    assert 'CMD ["ferry", "serve", "/models", "--host=0.0.0.0", "--trust"]' in final
+    assert "pip" in build
+    assert "pip" not in final
+
+
+@pytest.mark.parametrize(
+    ("formats", "has", "has_not"),
+    [
+        ((), {"onnxruntime", "openvino"}, {"torch"}),
+        (("openvino",), {"openvino"}, {"onnxruntime", "torch"}),
+        (("pytorch",), {"torch"}, {"onnxruntime", "openvino", "tensorflow"}),
+        (("transform", "onnxruntime"), {"tokenizers", "pillow", "onnxruntime"}, {"openvino"}),
+    ],
+)
+def test_formats_decide_what_is_installed(formats: tuple[str, ...], has: set[str], has_not: set[str]) -> None:
+    names = {package.name for package in list_packages(formats, ())}
+    assert has <= names
+    assert not has_not & names
+
+
+def test_an_extra_is_installed_too() -> None:
+    assert "obstore" in {package.name for package in list_packages((), ("sources",))}
+
+
+def test_a_builders_own_label_is_left_out() -> None:
+    assert Package("torch", "2.13.0+cpu").line == "torch==2.13.0"
+
+
+def _make_wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel with nothing in it."""
+    info = f"{name}-{version}.dist-info"
+    files = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"}
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = [
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}"
+        for path, text in files.items()
+    ]
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for each, text in files.items():
+            wheel.writestr(each, text)
+        wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,", ""]))
+    return path
+
+
+@pytest.fixture
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pip finds wheels in this folder, and nowhere else."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return folder
+
+
+def test_checksums_are_those_of_the_wheels(local_index: Path) -> None:
+    wheel = _make_wheel(local_index, "tiny_thing", "1.2")
+    (found,) = add_digests([Package("tiny-thing", "1.2")])
+    assert found.line == f"tiny-thing==1.2 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}"
+
+
+def test_a_wheel_of_ones_own_is_copied_and_pinned(in_context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wheel = _make_wheel(tmp_path, "tensorferry", __version__)
+    assert main(["deploy", "image", "--wheel", wheel.name, "--to", "Containerfile"]) == 0
+    text = Path("Containerfile").read_text()
+    assert f'COPY ["{wheel.name}", "/wheels/"]' in text
+    assert f"/wheels/{wheel.name}" in _requirements(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--models", "."], "cannot be served"),
+        (["--models", "missing"], "no folder missing"),
+        (["--base", "Python"], "is no name of an image"),
+        (["--extra", "wings"], "there is no extra 'wings'"),
+        (["--wheel", "missing.whl"], "is no wheel"),
+        (["--hashes"], "pip cannot tell the checksums"),
+        (["--to", "models"], "is already there"),
+        (["--to", "models/sum/1/model.onnx/Containerfile"], "cannot write"),
+    ],
+)
+def test_a_bad_option_is_one_line(
+    arguments: list[str], says: str, in_context: Path, local_index: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(in_context.iterdir())
+    assert main(["deploy", "image", "--to", "Containerfile", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert sorted(in_context.iterdir()) == before
+
+
+def test_models_from_outside_of_the_working_folder_are_refused(
+    small_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", "image", "--to", "Containerfile", "--models", str(small_models)]) == 2
+    assert "is not below the working folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
