@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tensorferry.optimization import Engine, optimize
     from tensorferry.plan import Plan, Timeline, make_plan, simulate
     from tensorferry.report import Report
+    from tensorferry.scaling.torch import scale
     from tensorferry.tiers import this_machine
     from tensorferry.trace import Trace
 
@@ -90,6 +91,7 @@ __all__ = [
     "make_plan",
     "optimize",
     "precision",
+    "scale",
     "simulate",
     "tensorflow",
     "this_machine",
@@ -115,6 +117,7 @@ _HOMES = {
     "make_plan": "tensorferry.plan",
     "optimize": "tensorferry.optimization",
     "precision": "tensorferry.engines.precision",
+    "scale": "tensorferry.scaling.torch",
     "simulate": "tensorferry.plan",
     "tensorflow": "tensorferry.engines",
     "this_machine": "tensorferry.tiers",

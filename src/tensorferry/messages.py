@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from tensorferry.errors import FerryError
+
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The names nearest to one that is unknown, as a question for an error; nothing where none is near.
@@ -33,3 +35,13 @@ def kind_and_first_line(error: BaseException) -> str:
     """
     kind, line = type(error).__name__, first_line(error)
     return line if line == kind else f"{kind}: {line}"
+
+
+def find_ours(error: BaseException | None) -> FerryError | None:
+    """The error of ours that Keras put another in place of, often of another class, with a layer's arguments in its text."""
+    found = None
+    while error is not None:
+        if isinstance(error, FerryError):
+            found = error
+        error = error.__context__
+    return found

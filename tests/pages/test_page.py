@@ -15,7 +15,7 @@ from tensorferry.pages import PageHead, check_ending, render, write_page
 from tensorferry.pages.page import _environment
 
 ROOT = Path(tensorferry.__file__).parent
-TEMPLATES = sorted(ROOT.rglob("*.j2"))
+TEMPLATES = sorted(ROOT.rglob("templates/*.j2"))
 HOSTILE = '</script></style></title><b onmouseover="alert(1)">&amp;\x1b[31m\x00\ud800\n\'"'
 
 

@@ -6,10 +6,25 @@ import sys
 from typing import NoReturn
 
 from tensorferry import CopyStuck, FerryError, RunFailed, TierFull, TierLost, __version__
-from tensorferry.cli import bench_serve, datasets, demo, estimate, machines, models, optimize, recipes, report, serve, train
+from tensorferry.cli import (
+    bench_serve,
+    datasets,
+    demo,
+    deploy,
+    estimate,
+    fit,
+    machines,
+    models,
+    new,
+    optimize,
+    recipes,
+    report,
+    serve,
+    train,
+)
 from tensorferry.import_path import working_folder_first
 
-_VERBS = (demo, datasets, recipes, train, report, optimize, estimate, machines, models, serve, bench_serve)
+_VERBS = (demo, new, datasets, fit, recipes, train, report, optimize, estimate, machines, models, serve, bench_serve, deploy)
 _FAILED = (RunFailed, TierFull, TierLost, CopyStuck)  # under way: what was asked for could be begun
 
 

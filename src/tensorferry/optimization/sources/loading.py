@@ -11,6 +11,7 @@ import numpy as np
 from tensorferry.errors import BadModel, BadOption, MissingExtra
 from tensorferry.extras import missing_extra
 from tensorferry.files import list_checksums
+from tensorferry.fitting.folder import is_fitted
 from tensorferry.frameworks import framework_of, is_keras
 from tensorferry.machine import count_cores
 from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, invent_samples, name_samples, read_samples
@@ -104,6 +105,8 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
     """A run's model, compared on its held-out samples and calibrated on those that it was trained on."""
     if not (path / "config.json").is_file():
         raise BadModel(f"{str(path)!r} is neither a run nor a SavedModel; give {_KINDS}")
+    if is_fitted(path):
+        return _load_fitted(path, options, scratch)
     trained = load_trained(path)
     samples = _take_held_out(trained)
     source = replace(
@@ -127,6 +130,34 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
 
     example = samples if options.example is None else options.example
     return LoadedSource(source, name_samples(example, source.signature), read_calibration)
+
+
+def _load_fitted(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource:
+    """A fitted table's model, which takes raw rows, compared on those that it was tested on."""
+    from tensorferry.fitting.run import load_fitted
+    from tensorferry.optimization.sources.onnx import read_onnx
+
+    fitted = load_fitted(path)
+    file = scratch / "model.onnx"
+    file.write_bytes(fitted.estimator.to_onnx())
+    origin = {"run": path.resolve().name, "estimator": type(fitted.estimator).__name__, "checksums": list_checksums(file)}
+    source = replace(read_onnx(file, count_cores()), title=path.resolve().name, origin=origin)
+    few = fitted.test.select(range(min(MAX_SAMPLES, len(fitted.test))))
+    rows = {name: _to_bytes(values) for name, values in fitted.estimator.to_tensors(few).items()}
+
+    def refuse(calibrate: Any) -> Arrays | None:
+        if calibrate is not None:
+            raise BadOption("a model of a table takes no int8, so there is nothing to calibrate; leave it out")
+        return None
+
+    return LoadedSource(source, name_samples(rows if options.example is None else options.example, source.signature), refuse)
+
+
+def _to_bytes(values: Any) -> Any:
+    """Texts as they come from a client."""
+    if values.dtype != object:
+        return values
+    return np.array([[text.encode() for text in row] for row in values.tolist()], object).reshape(values.shape)
 
 
 def _load_trained(model: Any, samples: Arrays, scratch: Path) -> Source:
