@@ -80,6 +80,7 @@ OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimize
 IN_PLACE: dict[str, object] = {
     "_base": torch.Tensor,  # what a tensor is a view of
     "_cdata": torch.UntypedStorage,  # a storage's address, by which blocks of memory are told apart
+    "_make_wrapper_subclass": torch.Tensor,  # a tensor without memory
     "_engine_run_backward": torch.autograd,  # what `backward` and `grad` both call, replaced to see a backward pass fail
     "_overloadname": _OP,  # "Tensor" of aten::add.Tensor
     "_overloadpacket": _OP,  # an op without its overload, by which torch counts flops

@@ -1,0 +1,208 @@
+"""Convolutions by slabs: the halo is read with the slab, and padding is rows of zeros in the same buffer, so nothing is copied for it.
+
+In backward each slab of the output's gradient meets the input's rows that it was made from, once, for both gradients: the
+weight's are summed in float64, and of the input's the last rows, which the next slab adds to, are carried over.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from math import ceil, prod
+from typing import Any
+
+import torch
+
+from tensorferry.engines.torch.stream.joining import channel_groups
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout
+from tensorferry.engines.torch.stream.source import Source
+from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.tensor import StreamedTensor
+
+aten = torch.ops.aten
+_SLOW_NUMBERS = 20480  # of samples x channels x rows x columns: with fewer, torch takes its own slow kernel instead of oneDNN's
+
+
+@rule("convolution", seeds=True)
+def _convolution(
+    streamer: Streamer,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Any:
+    if x.dim() not in LAYOUTS:
+        return NotImplemented
+    stride, padding, dilation = (_spread(value, x.dim() - 2) for value in (stride, padding, dilation))
+    if transposed:
+        if not _is_enlarging(weight, stride, padding, dilation, output_padding):
+            return NotImplemented
+        shape = (x.shape[0], weight.shape[1] * groups, *(n * s for n, s in zip(x.shape[2:], stride, strict=True)))
+    else:
+        windows = map(Window, weight.shape[2:], stride, padding, dilation)
+        shape = (x.shape[0], weight.shape[0], *(w.num_out(n) for w, n in zip(windows, x.shape[2:], strict=True)))
+    if not isinstance(x, StreamedTensor) and not streamer.is_large(shape, x.dtype):
+        return NotImplemented
+    source, laid_out = source_of(x), in_layout(weight)
+    run = partial(aten.convolution, weight=laid_out, bias=bias, stride=stride, dilation=dilation, transposed=transposed)
+    how = {"output_padding": output_padding, "groups": groups}
+    num_out = prod(shape) * x.dtype.itemsize
+
+    def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
+        if transposed:
+            times = stride[0]
+            for slab in streamer.each(streamer.slabs(source.shape, [source], num_out), [(source, None)]):
+                out = run(in_layout(source.look(slab)), padding=padding, **how)
+                yield slab.rows(slab.low * times, slab.high * times), out
+            return
+        window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
+        slabs = streamer.slabs(shape, [source], num_out, min_rows=_fast_rows(source, window))
+        for slab in streamer.each(slabs, [(source, window.read_by)]):
+            yield slab, run(_padded(source, window.read_by(slab)), padding=[0, *padding[1:]], **how)
+
+    return streamer.collect(shape, x.dtype, pieces())
+
+
+@rule("convolution_backward", seeds=True)
+def _convolution_backward(
+    streamer: Streamer,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> Any:
+    if x.dim() not in LAYOUTS or not any(isinstance(t, StreamedTensor) for t in (grad, x)):
+        return NotImplemented
+    stride, padding, dilation = (_spread(value, x.dim() - 2) for value in (stride, padding, dilation))
+    if transposed and not _is_enlarging(weight, stride, padding, dilation, output_padding):
+        return NotImplemented
+    laid_out = in_layout(weight)
+    sums = _GradientSums(weight, bias_sizes if output_mask[2] else None, wants_weight=output_mask[1])
+
+    def run(grad_slab: torch.Tensor, x_slab: torch.Tensor, pads: list[int]) -> torch.Tensor | None:
+        how = (laid_out, bias_sizes, stride, pads, dilation, transposed, output_padding, groups)
+        # one after the other: what the first kernel lays out anew is gone before the second begins
+        if output_mask[1] or output_mask[2]:
+            _, of_weight, of_bias = aten.convolution_backward(grad_slab, x_slab, *how, [False, output_mask[1], output_mask[2]])
+            sums.add(of_weight, of_bias)
+        if not output_mask[0]:
+            return None
+        of_x: torch.Tensor = aten.convolution_backward(grad_slab, x_slab, *how, [True, False, False])[0]
+        return of_x
+
+    grads, xs = source_of(grad), source_of(x)
+    out_nbytes = xs.nbytes if output_mask[0] else 0
+    pieces: Iterator[tuple[Slab, torch.Tensor]]
+    if transposed:
+        times = stride[0]
+        slabs = streamer.slabs(xs.shape, [grads, xs], out_nbytes)
+        pieces = _enlarged_pieces(streamer, slabs, grads, xs, times, partial(run, pads=padding))
+    else:
+        window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
+        slabs = streamer.slabs(grads.shape, [grads, xs], out_nbytes, min_rows=_fast_rows(xs, window))
+        pieces = carried(streamer, slabs, grads, xs, window, partial(run, pads=[0, *padding[1:]]))
+    if output_mask[0]:
+        of_x = streamer.collect(xs.shape, xs.dtype, pieces, channel_groups(xs))
+    else:
+        of_x = None
+        for _ in pieces:
+            pass
+    return of_x, sums.of_weight(), sums.of_bias()
+
+
+def carried(
+    streamer: Streamer, slabs: list[Slab], grads: Source, xs: Source, window: Window, run: Any, fill: float = 0.0
+) -> Iterator[tuple[Slab, torch.Tensor]]:
+    """The input's gradient in slabs, from `run(gradient slab, padded input slab)`, which may return None for no gradient.
+
+    Rows that the next slab adds to are carried over; `fill` is what padding is made of.
+    """
+    num_rows = xs.shape[ROWS]
+    carry: torch.Tensor | None = None
+    done = 0  # rows of this sample that are complete
+    for slab in streamer.each(slabs, [(grads, None), (xs, window.read_by)]):
+        read = window.read_by(slab)
+        of_x = run(in_layout(grads.look(slab)), _padded(xs, read, fill))
+        if of_x is None:
+            continue
+        if slab.low == 0:
+            carry, done = None, 0
+        if carry is not None:
+            start = done - read.low
+            overlap = min(carry.shape[ROWS], of_x.shape[ROWS] - start)
+            of_x[:, :, start : start + overlap] += carry[:, :, :overlap]
+        is_last = slab.high == grads.shape[ROWS]
+        end = num_rows if is_last else min(num_rows, slab.high * window.stride - window.padding)
+        end = max(end, done)
+        rows = of_x[:, :, done - read.low : end - read.low]
+        if missing := (end - done) - rows.shape[ROWS]:  # rows that no output was made from
+            rows = torch.nn.functional.pad(rows, [0, 0] * (rows.dim() - 3) + [0, missing])
+        carry = None if is_last else of_x[:, :, end - read.low :].clone()
+        if end > done:
+            yield slab.rows(done, end), rows
+        done = end
+        del of_x, rows
+
+
+def _enlarged_pieces(
+    streamer: Streamer, slabs: list[Slab], grads: Source, xs: Source, times: int, run: Any
+) -> Iterator[tuple[Slab, torch.Tensor]]:
+    def where(slab: Slab) -> Slab:
+        return slab.rows(slab.low * times, slab.high * times)
+
+    for slab in streamer.each(slabs, [(grads, where), (xs, None)]):
+        of_x = run(in_layout(grads.look(where(slab))), in_layout(xs.look(slab)))
+        if of_x is not None:
+            yield slab, of_x
+
+
+class _GradientSums:
+    """Weight and bias gradients of all slabs, in float64."""
+
+    def __init__(self, weight: torch.Tensor, bias_sizes: list[int] | None, *, wants_weight: bool) -> None:
+        self._dtype = weight.dtype
+        self._weight = torch.zeros(weight.shape, dtype=torch.float64) if wants_weight else None
+        self._bias = None if bias_sizes is None else torch.zeros(bias_sizes, dtype=torch.float64)
+
+    def add(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
+        if self._weight is not None:
+            self._weight += weight
+        if self._bias is not None:
+            self._bias += bias
+
+    def of_weight(self) -> torch.Tensor | None:
+        return None if self._weight is None else self._weight.to(self._dtype)
+
+    def of_bias(self) -> torch.Tensor | None:
+        return None if self._bias is None else self._bias.to(self._dtype)
+
+
+def _padded(source: Source, slab: Slab, fill: float = 0.0) -> torch.Tensor:
+    """A slab in the layout of kernels, rows outside of the tensor filled."""
+    return fill_outside(in_layout(source.look(slab)), slab, source.shape[ROWS], fill)
+
+
+def _fast_rows(source: Source, window: Window) -> int:
+    """The rows of output that need enough rows of input for torch to take the fast kernel."""
+    numbers_a_row = source.shape[1] * source.shape[3]
+    num_rows = min(_SLOW_NUMBERS // numbers_a_row + 1, source.shape[ROWS] // 4)
+    return max(1, ceil((num_rows - window.reach) / window.stride) + 1)
+
+
+def _is_enlarging(weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], extra: list[int]) -> bool:
+    """Whether each place of a transposed convolution's output is made from one place of its input."""
+    return list(weight.shape[2:]) == stride and not any(padding) and not any(extra) and all(d == 1 for d in dilation)
+
+
+def _spread(value: list[int], num_dims: int) -> list[int]:
+    return list(value) * (num_dims // len(value))

@@ -1,0 +1,57 @@
+"""Whether to stream, and in which sizes: everything the planner would have to take over to plan it with the rest.
+
+The sizes follow from the budget, from what the model holds and from shapes, never from what happens to be resident: two runs
+with the same budget cut the same slabs and give the same bits.
+"""
+
+from dataclasses import dataclass
+
+from tensorferry.trace import Kind, Trace
+
+_MIN_WORKING_NBYTES = 8 * 2**20
+_THRESHOLD_SHARE = 16  # a tensor of less than this part of the working memory stays whole; an op holds several of them
+_AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
+_MIN_SLABS_ROWS = 8  # what one slab has at least, with its halo, for a fast kernel
+_COLD_NBYTES = 28 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSizes:
+    """How streamed ops are cut."""
+
+    working_nbytes: int  # what an op may hold of slabs at once
+    threshold_nbytes: int  # from here on a tensor has no memory
+    num_buffers: int  # 2: the next slab is read while this one is worked on
+
+
+def choose_sizes(room_nbytes: int) -> StreamSizes:
+    """The sizes for a step that may hold so much beside weights, gradients and inputs."""
+    # beside slabs an op holds kernels' workspace and writes under way, and there are whole tensors below the threshold
+    working_nbytes = max(_MIN_WORKING_NBYTES, int(0.6 * room_nbytes))
+    num_buffers = 2 if working_nbytes >= _AHEAD_NBYTES else 1
+    return StreamSizes(working_nbytes, max(2**20, room_nbytes // _THRESHOLD_SHARE), num_buffers)
+
+
+def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: frozenset[str]) -> int:
+    """A budget in which a step is expected to run where it streams.
+
+    trace: of the step without streaming. num_rows: rows of all samples of its inputs. An op that can be streamed needs a slab of
+    a few rows, another one needs all it touches.
+    """
+    num_parts = max(1, num_rows // _MIN_SLABS_ROWS)
+    widest_nbytes = _MIN_WORKING_NBYTES
+    for op in trace.ops:
+        need_nbytes = op.workspace_nbytes + sum(
+            trace.storages[i].nbytes for i in {*op.inputs, *op.outputs} if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT)
+        )
+        name = op.name.rpartition(" ")[2].partition(".")[0]
+        widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if name in can_stream else 0)
+    return fixed_nbytes(trace) + _COLD_NBYTES + 2 * widest_nbytes
+
+
+def fixed_nbytes(trace: Trace) -> int:
+    """What a step holds of weights, of their gradients and of inputs, all of the time."""
+    weights = sum(storage.nbytes for storage in trace.storages if storage.kind in (Kind.PARAMETER, Kind.BUFFER))
+    parameters = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.PARAMETER)
+    inputs = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.INPUT)
+    return weights + parameters + inputs

@@ -1,0 +1,200 @@
+"""Softmax, losses and sums over everything: reductions are streamed in float64, what has a slab for a result is a function of one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab
+from tensorferry.engines.torch.stream.source import Computed, Resident, Source
+from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.tensor import StreamedTensor
+
+aten = torch.ops.aten
+_NONE, _MEAN, _SUM = 0, 1, 2  # what torch calls reductions
+_ACCUMULATED = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+
+
+def _channelwise(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def run(streamer: Streamer, x: StreamedTensor, dim: int, half_to_float: bool) -> Any:
+        if dim % x.dim() != 1 or half_to_float or x.is_flat:
+            return NotImplemented
+        source = x.source
+        return streamer.wrap(Computed(source.shape, source.dtype, [source], lambda slab: op(source.look(slab), 1, False)))
+
+    return run
+
+
+def _channelwise_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def run(streamer: Streamer, grad: torch.Tensor, out: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+        if dim % out.dim() != 1 or getattr(out, "is_flat", False) or getattr(grad, "is_flat", False):
+            return NotImplemented
+        grads, outs = source_of(grad), source_of(out)
+        return streamer.wrap(
+            Computed(outs.shape, dtype, [grads, outs], lambda slab: op(grads.look(slab), outs.look(slab), 1, dtype))
+        )
+
+    return run
+
+
+for _op in (aten._softmax, aten._log_softmax):
+    rule(_op.__name__)(_channelwise(_op))
+for _op in (aten._softmax_backward_data, aten._log_softmax_backward_data):
+    rule(_op.__name__)(_channelwise_backward(_op))
+
+
+# negative log likelihood
+
+
+@rule("nll_loss2d_forward")
+def _nll_loss(
+    streamer: Streamer, x: StreamedTensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> Any:
+    if reduction == _NONE or isinstance(target, StreamedTensor) or not isinstance(x, StreamedTensor):
+        return NotImplemented
+    source, targets = x.source, _targets(x.source, target)
+    total = torch.zeros((), dtype=torch.float64)
+    total_weight = torch.zeros((), dtype=torch.float64)
+    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+        scores, classes = _as_image(source.look(slab)), _as_image(targets.look(slab))[:, 0]
+        part, part_weight = aten.nll_loss2d_forward(scores, classes.contiguous(), weight, _SUM, ignore_index)
+        total += part
+        # torch tells no weight where it needs none: it is that of every class
+        total_weight += part_weight if weight is not None else (classes != ignore_index).sum()
+    loss = total / total_weight if reduction == _MEAN else total
+    return loss.to(source.dtype), total_weight.to(source.dtype)
+
+
+@rule("nll_loss2d_backward")
+def _nll_loss_backward(
+    streamer: Streamer,
+    grad: torch.Tensor,
+    x: StreamedTensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> Any:
+    if reduction == _NONE or not isinstance(x, StreamedTensor):
+        return NotImplemented
+    source, targets = x.source, _targets(x.source, target)
+    scaled = grad / total_weight if reduction == _MEAN else grad
+
+    def compute(slab: Slab) -> torch.Tensor:
+        shape = slab.shape_in(source.shape)
+        nothing = torch.empty((), dtype=source.dtype).expand(_as_image_shape(shape))  # only its shape is asked for
+        classes = _as_image(targets.look(slab))[:, 0].contiguous()
+        out = aten.nll_loss2d_backward(scaled, nothing.contiguous(), classes, weight, _SUM, ignore_index, total_weight)
+        return out.view(shape)
+
+    wrapped = streamer.wrap(Computed(source.shape, source.dtype, [], compute))
+    return StreamedTensor(streamer, wrapped.cell, x.shape) if x.is_flat else wrapped
+
+
+def _targets(source: Source, target: torch.Tensor) -> Source:
+    """Classes as a tensor of one channel, cut as the scores are."""
+    return Resident(target.reshape(source.shape[0], 1, *source.shape[2:]))
+
+
+def _as_image(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(_as_image_shape(tensor.shape))
+
+
+def _as_image_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    return (*shape[:2], -1, shape[-1]) if -1 in shape else (shape[0], shape[1], _product(shape[2:-1]), shape[-1])
+
+
+def _product(lengths: Sequence[int]) -> int:
+    product = 1
+    for length in lengths:
+        product *= length
+    return product
+
+
+# other losses
+
+
+def _reduced_loss(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def run(streamer: Streamer, x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> Any:
+        if x.shape != target.shape or x.dim() not in LAYOUTS or _any_flat(x, target):
+            return NotImplemented
+        xs, targets = source_of(x), source_of(target)
+        parts = Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(xs.look(slab), targets.look(slab), _NONE))
+        if reduction == _NONE:
+            return streamer.wrap(parts)
+        total = _sum_over(streamer, parts, list(range(len(xs.shape))), keepdim=False)
+        return (total / xs.shape.numel() if reduction == _MEAN else total).to(xs.dtype)
+
+    return run
+
+
+def _reduced_loss_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def run(streamer: Streamer, grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
+        if reduction == _NONE or x.shape != target.shape or _any_flat(x, target):
+            return NotImplemented
+        xs, targets = source_of(x), source_of(target)
+        scaled = grad / xs.shape.numel() if reduction == _MEAN else grad
+        return streamer.wrap(
+            Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(scaled, xs.look(slab), targets.look(slab), _SUM))
+        )
+
+    return run
+
+
+rule("mse_loss")(_reduced_loss(aten.mse_loss))
+rule("mse_loss_backward")(_reduced_loss_backward(aten.mse_loss_backward))
+
+
+# sums
+
+
+@rule("sum")
+def _sum(
+    streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return _reduce(streamer, x, dim, keepdim, dtype, is_mean=False)
+
+
+@rule("mean")
+def _mean(
+    streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    return _reduce(streamer, x, dim, keepdim, dtype, is_mean=True)
+
+
+def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, keepdim: bool, dtype: Any, *, is_mean: bool) -> Any:
+    source = x.source
+    dims = sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
+    if x.is_flat:
+        if len(dims) < x.dim():
+            return NotImplemented
+        dims = list(range(len(source.shape)))
+    if dims == [1] and keepdim and dtype is None:
+        reduce = aten.mean if is_mean else aten.sum
+        shape = (source.shape[0], 1, *source.shape[2:])
+        return streamer.wrap(
+            Computed(shape, source.dtype, [source], lambda slab: reduce.dim(source.look(slab), [1], True))
+            if is_mean
+            else Computed(shape, source.dtype, [source], lambda slab: reduce.dim_IntList(source.look(slab), [1], True))
+        )
+    if ROWS not in dims or (dtype is None and not source.dtype.is_floating_point and is_mean):
+        return NotImplemented
+    total = _sum_over(streamer, source, dims, keepdim=keepdim and not x.is_flat)
+    if is_mean:
+        total = total / _product([source.shape[d] for d in dims])
+    return total.to(dtype or (source.dtype if source.dtype.is_floating_point else total.dtype))
+
+
+def _sum_over(streamer: Streamer, source: Source, dims: list[int], *, keepdim: bool) -> torch.Tensor:
+    """The sum over dimensions, rows among them."""
+    shape = [1 if d in dims else n for d, n in enumerate(source.shape)]
+    total = torch.zeros(shape, dtype=_ACCUMULATED.get(source.dtype, torch.float64 if source.dtype.is_floating_point else torch.int64))
+    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+        part = source.look(slab).sum(dims, keepdim=True)
+        (total if 0 in dims else total[slab.first : slab.last]).add_(part)
+    return total if keepdim else total.squeeze(dims)
+
+
+def _any_flat(*tensors: torch.Tensor) -> bool:
+    return any(isinstance(t, StreamedTensor) and t.is_flat for t in tensors)

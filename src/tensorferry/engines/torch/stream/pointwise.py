@@ -1,0 +1,178 @@
+"""Pointwise ops: functions of a slab, computed when somebody reads it, in the memory of their first input where they can."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tensorferry.engines.torch.compat import tree_leaves, tree_map
+from tensorferry.engines.torch.stream.slabs import ROWS, Slab
+from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, Source
+from tensorferry.engines.torch.stream.streamer import Streamer, op_name, rule, source_of, written_through_view
+from tensorferry.engines.torch.stream.tensor import StreamCell, StreamedTensor
+
+aten = torch.ops.aten
+
+
+def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Any op that torch calls pointwise; in-place ones change what all aliases of the tensor show."""
+    target = args[0] if func._schema.is_mutable else None
+    if target is not None:
+        plain = _out_of_place(func)
+        if not isinstance(target, StreamedTensor) or plain is None:
+            return NotImplemented
+        if target.cell.has_views:
+            raise written_through_view(op_name(func))
+        func = plain
+    found = _sources(args, kwargs)
+    if found is None:
+        return NotImplemented
+    shape, is_flat, sources, dtype = *found, _result_dtype(func, args, kwargs)
+    if dtype is None or (target is not None and dtype is not target.dtype):
+        return NotImplemented
+    computed = Computed(shape, dtype, list(sources.values()), _on_slabs(func, args, kwargs, sources, dtype))
+    if target is not None:
+        target.cell.source = computed
+        return target
+    wrapped = streamer.wrap(computed)
+    if not is_flat:
+        return wrapped
+    flat = torch.Size((shape[0], shape[1], 1, shape[2:].numel()))
+    return StreamedTensor(streamer, wrapped.cell, flat)
+
+
+def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, bool, dict[int, Source]] | None:
+    """The shape of the result and the source of each tensor by its id; None where they are not cut alike."""
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    streamed = [t for t in tensors if isinstance(t, StreamedTensor)]
+    is_flat = any(t.is_flat for t in streamed)
+    if any(t.is_flat is not is_flat for t in streamed):
+        return None
+    try:
+        shown = torch.broadcast_shapes(*(t.shape for t in tensors))
+        # a streamed tensor may be one channel wide where others have more
+        shape = torch.broadcast_shapes(*(t.source.shape for t in streamed), *(() if is_flat else (t.shape for t in tensors)))
+    except RuntimeError:
+        return None
+    sources: dict[int, Source] = {}
+    for tensor in tensors:
+        if isinstance(tensor, StreamedTensor):
+            if tensor.source.shape[0] != shape[0] or tensor.source.shape[2:] != shape[2:]:
+                return None
+            sources[id(tensor)] = tensor.source
+        elif tensor.dim():
+            laid = _like(tensor, shown, shape, is_flat)
+            if laid is None:
+                return None
+            sources[id(tensor)] = Resident(laid)
+    return shape, is_flat, sources
+
+
+def _like(tensor: torch.Tensor, shown: torch.Size, shape: torch.Size, is_flat: bool) -> torch.Tensor | None:
+    """A view of a tensor in memory with as many dimensions as the result has."""
+    if is_flat:
+        if tensor.shape == shown:
+            return tensor.view(shape)
+        return None if tensor.numel() > 1 else tensor.reshape((1,) * len(shape))
+    return tensor.view((1,) * (len(shape) - tensor.dim()) + tensor.shape)
+
+
+def _on_slabs(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: dict[int, Source], dtype: torch.dtype
+) -> Callable[[Slab], torch.Tensor]:
+    """A function of a slab. It must not hold streamed tensors: their sources may change."""
+    args, kwargs = tree_map(lambda leaf: _Placed(sources[id(leaf)]) if id(leaf) in sources else leaf, (args, kwargs))
+    first = args[0].source if args and isinstance(args[0], _Placed) else None
+    in_place = _in_place(func) if first is not None and first.dtype is dtype and not isinstance(first, Resident) else None
+
+    def compute(slab: Slab) -> torch.Tensor:
+        def place(leaf: Any) -> Any:
+            return leaf.source.look(slab) if isinstance(leaf, _Placed) else leaf
+
+        if in_place is None or first is None:
+            slabs, names = tree_map(place, (args, kwargs))
+            return _result(func(*slabs, **names))
+        target = first.read(slab)
+        rest, names = tree_map(place, (args[1:], kwargs))
+        if any(t.dim() and t.shape[1] > target.shape[1] for t in tree_leaves(rest) if isinstance(t, torch.Tensor)):
+            return _result(func(target, *rest, **names))  # it is broadcast
+        return _result(in_place(target, *rest, **names))
+
+    return compute
+
+
+class _Placed:
+    """Stands for a tensor among an op's arguments."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+
+def _result(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
+
+
+def _result_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+    """The type of the result, found by running the op on single numbers; None for ops with several results."""
+
+    def tiny(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.ones((1,) * leaf.dim(), dtype=leaf.dtype)
+
+    out = func(*tree_map(tiny, args), **tree_map(tiny, kwargs))
+    return out.dtype if isinstance(out, torch.Tensor) else None
+
+
+def _out_of_place(func: Any) -> Any:
+    packet = getattr(aten, op_name(func).removesuffix("_"), None)
+    return getattr(packet, func._overloadname, None) if func.namespace == "aten" else None
+
+
+def _in_place(func: Any) -> Callable[..., Any] | None:
+    """The same op writing to its first argument, if there is one."""
+    name = op_name(func)
+    if func.namespace != "aten":
+        return None
+    if name == "threshold_backward":
+        return lambda grad, *rest: aten.threshold_backward.grad_input(grad, *rest, grad_input=grad)
+    packet = getattr(aten, name + "_", None)
+    overload = getattr(packet, func._overloadname, None)
+    return overload if overload is not None and overload._schema.is_mutable else None
+
+
+@rule("detach", "alias", "lift_fresh")
+def _alias(streamer: Streamer, x: StreamedTensor) -> StreamedTensor:
+    return StreamedTensor(streamer, x.cell, x.shape if x.is_flat else None)
+
+
+@rule("clone", "contiguous")
+def _clone(streamer: Streamer, x: StreamedTensor, **_: Any) -> StreamedTensor:
+    return StreamedTensor(streamer, StreamCell(x.source), x.shape if x.is_flat else None)
+
+
+@rule("zeros_like", "ones_like", "full_like")
+def _constant(streamer: Streamer, x: StreamedTensor, value: float | None = None, **how: Any) -> Any:
+    return NotImplemented if x.is_flat or value is None else streamer.wrap(Constant(x.shape, how.get("dtype") or x.dtype, value))
+
+
+@rule("_to_copy")
+def _to_copy(streamer: Streamer, x: StreamedTensor, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    if x.is_flat or (how.get("device") not in (None, torch.device("cpu"))):
+        return NotImplemented
+    source = x.source
+    if dtype is None or dtype is source.dtype:
+        return _clone(streamer, x)
+    return streamer.wrap(Computed(source.shape, dtype, [source], lambda slab: source.look(slab).to(dtype)))
+
+
+@rule("copy_")
+def _copy(streamer: Streamer, x: torch.Tensor, other: torch.Tensor, non_blocking: bool = False) -> Any:  # noqa: ARG001
+    """Fill a tensor in memory from a streamed one, slab by slab."""
+    if isinstance(x, StreamedTensor) or x.shape != source_of(other).shape:
+        return NotImplemented
+    source = source_of(other)
+    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+        x[slab.first : slab.last].narrow(ROWS, slab.low, slab.num_rows).copy_(source.look(slab))
+    return x

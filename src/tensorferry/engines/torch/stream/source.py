@@ -1,0 +1,179 @@
+"""Where the slabs of a tensor come from: memory, the tier, or a function of other slabs.
+
+`expect` tells that a slab will be read, so that its bytes are on their way by then; who reads a slab that several readers
+expect gets a copy, and the last of them the buffer itself. `read` gives memory that the reader may overwrite, `look` need not.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from tensorferry.engines.torch.stream.slab_io import SlabIO, SlabRead, StoredRows
+from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of, whole
+
+
+class Source(ABC):
+    """The slabs of one tensor."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, inputs: Sequence["Source"] = ()) -> None:
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.inputs = tuple(inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """What it would hold whole."""
+        return nbytes_of(self.shape, self.dtype)
+
+    @abstractmethod
+    def read(self, slab: Slab) -> torch.Tensor:
+        """A slab in memory of its own; rows that the tensor does not have are undefined."""
+
+    def look(self, slab: Slab) -> torch.Tensor:
+        """A slab that the caller leaves as it is."""
+        return self.read(slab)
+
+    def expect(self, slab: Slab) -> None:
+        """A slab will be read."""
+        for source in self.inputs:
+            source.expect(slab)
+
+    def forget(self) -> None:
+        """What is expected will not be read."""
+        for source in self.inputs:
+            source.forget()
+
+    def leaves(self) -> Iterator["Source"]:
+        """All sources that this one is a function of, once for every time it is read."""
+        if not self.inputs:
+            yield self
+        for source in self.inputs:
+            yield from source.leaves()
+
+
+class Resident(Source):
+    """A tensor in memory; where its size is 1 it is broadcast."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(tensor.shape, tensor.dtype)
+        self.tensor = tensor
+
+    def look(self, slab: Slab) -> torch.Tensor:
+        tensor = self.tensor
+        if tensor.shape[0] > 1:
+            tensor = tensor[slab.first : slab.last]
+        num_rows = tensor.shape[ROWS]
+        if num_rows == 1:
+            return tensor
+        rows = tensor[:, :, max(slab.low, 0) : min(slab.high, num_rows)]
+        if slab.low >= 0 and slab.high <= num_rows:
+            return rows
+        padding = [0, 0] * (tensor.dim() - 3) + [max(-slab.low, 0), max(slab.high - num_rows, 0)]
+        return torch.nn.functional.pad(rows, padding)
+
+    def read(self, slab: Slab) -> torch.Tensor:
+        return self.look(slab).clone()
+
+
+class Constant(Source):
+    """The same value everywhere."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, value: float) -> None:
+        super().__init__(shape, dtype)
+        self.value = value
+
+    def read(self, slab: Slab) -> torch.Tensor:
+        return torch.full(slab.shape_in(self.shape), self.value, dtype=self.dtype)
+
+
+class Stored(Source):
+    """A tensor on the tier."""
+
+    def __init__(self, io: SlabIO, shape: Sequence[int], dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype)
+        self.rows: StoredRows = StoredRows(io, shape, dtype)
+        self.slabs: list[Slab] = []  # as they were written
+        self.moments: object | None = None  # what a norm wants to know of it, if that was found while it was written
+        self.number = -1  # of the stored tensors of a step
+        self._expected: dict[Slab, tuple[SlabRead, list[int], list[torch.Tensor]]] = {}
+
+    def write(self, slab: Slab, tensor: torch.Tensor) -> None:
+        """Add a slab, which follows the one before."""
+        self.rows.write(slab, tensor)
+        self.slabs.append(slab)
+
+    def expect(self, slab: Slab) -> None:
+        if slab in self._expected:
+            self._expected[slab][1][0] += 1
+        else:
+            self._expected[slab] = (self.rows.io.read(self.rows, slab), [1], [])
+
+    def read(self, slab: Slab) -> torch.Tensor:
+        if slab not in self._expected:
+            self.expect(slab)
+        read, num_left, taken = self._expected[slab]
+        num_left[0] -= 1
+        if not taken:
+            taken.append(read.result())
+        if num_left[0]:
+            return taken[0].clone()
+        del self._expected[slab]
+        return taken.pop()
+
+    def forget(self) -> None:
+        self._expected.clear()
+
+
+class Computed(Source):
+    """A function of slabs of other tensors; `where` tells which slab of them it reads for one of its own."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        inputs: Sequence[Source],
+        compute: Callable[[Slab], torch.Tensor],
+        where: Callable[[Slab], Slab] | None = None,
+    ) -> None:
+        super().__init__(shape, dtype, inputs)
+        self._compute = compute
+        self._where = where
+
+    def read(self, slab: Slab) -> torch.Tensor:
+        return self._compute(slab)
+
+    def expect(self, slab: Slab) -> None:
+        super().expect(slab if self._where is None else self._where(slab))
+
+
+class Joined(Source):
+    """Several tensors beside each other in channels."""
+
+    def __init__(self, inputs: Sequence[Source]) -> None:
+        first = inputs[0].shape
+        super().__init__((first[0], sum(part.shape[1] for part in inputs), *first[2:]), inputs[0].dtype, inputs)
+
+    def read(self, slab: Slab) -> torch.Tensor:
+        return torch.cat([part.look(slab) for part in self.inputs], dim=1)
+
+
+def read_whole(source: Source) -> torch.Tensor:
+    """All of a tensor in memory, in the default layout."""
+    tensor = torch.empty(source.shape, dtype=source.dtype)
+    if isinstance(source, Stored):  # by slabs: two whole copies at once would be too much
+        for slab in source.slabs:
+            tensor[slab.first : slab.last, :, slab.low : slab.high] = source.read(slab)
+        return tensor
+    num_rows = source.shape[ROWS]
+    step = max(1, num_rows // 8)
+    for sample in range(source.shape[0]):
+        for low in range(0, num_rows, step):
+            high = min(low + step, num_rows)
+            tensor[sample : sample + 1, :, low:high] = source.look(Slab(sample, sample + 1, low, high))
+    return tensor
+
+
+def is_whole(slab: Slab, shape: Sequence[int]) -> bool:
+    """Whether a slab is all of a tensor."""
+    return slab == whole(shape)

@@ -1,0 +1,57 @@
+"""A tensor without memory."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tensorferry.engines.torch.stream.source import Source
+
+if TYPE_CHECKING:
+    from tensorferry.engines.torch.stream.streamer import Streamer
+
+
+class StreamCell:
+    """What a streamed tensor and its aliases share: in-place ops replace the source for all of them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.has_views = False  # tensors that show other shapes of it and would not see it change
+
+
+class StreamedTensor(torch.Tensor):
+    """Looks like an ordinary tensor in the default layout; its slabs come from a source.
+
+    `is_flat`: it is shown as [samples, channels, 1, everything else], as losses want it.
+    """
+
+    cell: StreamCell
+    streamer: "Streamer"
+    is_flat: bool
+
+    @staticmethod
+    def __new__(cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None) -> "StreamedTensor":
+        source = cell.source
+        self: StreamedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, source.shape if shape is None else shape, dtype=source.dtype, device="cpu"
+        )
+        self.cell = cell
+        self.streamer = streamer
+        self.is_flat = shape is not None
+        return self
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    @property
+    def source(self) -> Source:
+        """Where its slabs come from now."""
+        return self.cell.source
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:  # noqa: ARG003
+        from tensorferry.engines.torch.stream.streamer import run_streamed
+
+        return run_streamed(func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002
+        return f"StreamedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
