@@ -48,6 +48,13 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSma
     )
 
 
+def name_both_floors(error: BudgetTooSmall, streamed_nbytes: int) -> BudgetTooSmall:
+    """The same error with the budget that would do if ops ran slab by slab."""
+    assert error.smallest_nbytes is not None
+    floors = f"{format_bytes(error.smallest_nbytes)} exact, {format_bytes(streamed_nbytes)} streamed within rounding"
+    return BudgetTooSmall(f"{error} Smallest budgets: {floors}.", error.smallest_nbytes, streamed_nbytes)
+
+
 def part_too_small(trace: Trace, budget_nbytes: int, floor: Floor) -> BudgetTooSmall:
     """The error for a budget below what a part of the step needs; what would do for all of it is not known."""
     return BudgetTooSmall(f"{too_small(trace, budget_nbytes, floor)} Only a part of the model was called so far.", None)

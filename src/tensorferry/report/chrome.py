@@ -31,6 +31,7 @@ def chrome_trace(report: ReportData) -> dict[str, Any]:
             "measured_peak_nbytes": report.measured_peak_nbytes,
             "process_peak_nbytes": report.process_peak_nbytes,
             "tier": printable(report.tier),
+            "within_rounding": report.within_rounding,
             "notes": [printable(note) for note in report.notes],
         },
     }

@@ -57,6 +57,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "tier": report.tier,
         "moved": asdict(report.moved),
         "notes": list(report.notes),
+        "within_rounding": report.within_rounding,
     }
 
 

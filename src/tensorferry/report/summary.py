@@ -38,6 +38,7 @@ class ReportData:
     tier: str = ""
     moved: Counters = Counters()
     notes: tuple[str, ...] = ()
+    within_rounding: bool = False  # steps were streamed: results are plain's within rounding, not bit for bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ def verdict(report: ReportData) -> str:
     peak = report.measured_peak_nbytes
     if peak and is_over_budget(report):
         return f"Over budget: {format_bytes(peak)} measured, {format_bytes(peak - report.budget_nbytes)} over {budget}."
+    if report.plan is None and report.within_rounding:
+        return f"Streamed, within rounding: {format_bytes(peak)} of a budget of {budget}."
     if report.plan is None:
         return f"No step was planned yet; the budget is {budget}."
     plain = format_bytes(report.plan.plain_peak_nbytes)

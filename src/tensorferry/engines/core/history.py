@@ -172,6 +172,7 @@ def make_report(
     num_plans: int,
     tier: str,
     notes: Sequence[str],
+    within_rounding: bool = False,
 ) -> Report:
     """What was planned and what was measured, for one kind of step."""
     median = history.median_step() if history else None
@@ -188,4 +189,5 @@ def make_report(
         tier=tier,
         moved=median[1] if median else Counters(),
         notes=tuple(notes),
+        within_rounding=within_rounding,
     )

@@ -25,6 +25,7 @@ from tensorferry.engines.torch.compat import (
     tree_leaves,
 )
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
+from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, memory_by_kind, persistent_blocks
@@ -35,12 +36,12 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
-from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
+from tensorferry.errors import BadModel, BadUse, BudgetTooSmall, FerryError, GraphFreed, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import part_too_small, stopped, too_small, too_small_to_begin
+from tensorferry.plan.floor import name_both_floors, part_too_small, stopped, too_small, too_small_to_begin
 from tensorferry.report import Report
 from tensorferry.trace import Trace
 from tensorferry.units import parse_bytes
@@ -76,6 +77,7 @@ def large_model(
     *,
     tier: str = "auto",
     recompute: bool = True,
+    stream: str | bool = "auto",
     min_nbytes: int = MIN_NBYTES,
     watchdog_seconds: float = 120.0,
 ) -> "LargeTraining":
@@ -83,7 +85,9 @@ def large_model(
 
     budget: "2GiB", bytes, or "auto" (most of what is free). It is for everything a step holds at once: weights, gradients,
     optimizer state, activations, workspace. tier: "auto", "disk", "disk:/path", "shm", or "pinned" (accelerators).
-    recompute: whether cheap ops may run again instead of being swapped. min_nbytes: smaller storages stay.
+    recompute: whether cheap ops may run again instead of being swapped. stream: whether ops that do not fit run slab by slab,
+    within rounding instead of bit for bit: "auto" for a budget that is too small otherwise, with a warning; True for any; False
+    for none. min_nbytes: smaller storages stay.
 
         with ferry.large_model(model, budget="2GiB") as big:
             for x, y in batches:
@@ -91,7 +95,7 @@ def large_model(
                 optimizer.step(); optimizer.zero_grad()
         print(big.report())
     """
-    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds)
+    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds, stream=stream)
 
 
 class LargeTraining:
@@ -106,7 +110,10 @@ class LargeTraining:
         min_nbytes: int,
         watchdog_seconds: float,
         open_device: DeviceOpener = open_device,
+        stream: str | bool = "auto",
     ) -> None:
+        if stream not in ("auto", True, False):
+            raise BadUse(f"stream is 'auto', True or False, received {stream!r}")
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
         if is_keras(model):
@@ -117,6 +124,8 @@ class LargeTraining:
         self._recompute = recompute
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
+        self._stream = stream
+        self._streaming: Any = None  # a StreamSession, once steps are streamed
         self._open_device = open_device
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
         self._history: OpHistory | None = None
@@ -196,6 +205,8 @@ class LargeTraining:
             self._step = None
             if self._failed:
                 self._store.abandon()
+            if self._streaming is not None:
+                self._streaming.close(bring_back=not self._failed)
             self._bring_states_back()
             self._store.retire(bring_back=not self._failed)
 
@@ -291,15 +302,54 @@ class LargeTraining:
             expected = None
         if expected is None:
             self._refuse_model_memory()
+            if self._stream is True:
+                self._begin_streaming(args, kwargs, None)
             return
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
-        self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
+        if self._stream is True:
+            self._begin_streaming(args, kwargs, None)
+        if self._streaming is not None:
+            return
+        try:
+            self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
+        except BudgetTooSmall as error:
+            streamed_nbytes = self._streamed_floor(trace, args, kwargs)
+            if error.smallest_nbytes is None or streamed_nbytes is None or streamed_nbytes >= error.smallest_nbytes:
+                raise
+            if not self._stream or streamed_nbytes > self.budget_nbytes:
+                raise name_both_floors(error, streamed_nbytes) from None
+            self._begin_streaming(args, kwargs, error.smallest_nbytes)
+            return
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
+
+    def _streamed_floor(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        if self._device.type != "cpu":
+            return None
+        decision = import_module("tensorferry.engines.torch.stream.decision")
+        can_stream = import_module("tensorferry.engines.torch.stream.rules").can_stream
+        floor_nbytes = decision.streamed_floor_nbytes(trace, decision.count_rows(tree_leaves((args, kwargs))), can_stream)
+        return self._name(floor_nbytes)
+
+    def _begin_streaming(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact_nbytes: int | None) -> None:
+        """Stream from the next step on; `exact_nbytes` is the smallest budget without, where that is why."""
+        if self._streaming is not None:
+            return
+        if not isinstance(self._device, CpuDevice):
+            raise NotSupported(f"stream=True works on the CPU, and this model is on {self._device.type!r}; leave it out")
+        session = import_module("tensorferry.engines.torch.stream.session")
+        parameters = list(self._model.parameters())
+        held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
+        held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in parameters)
+        self._streaming = session.StreamSession(
+            self._device, self._store, self._states, self._limit_nbytes, held_nbytes, self._watchdog_seconds
+        )
+        if self._stream == "auto":
+            self._streaming.warn(exact_nbytes, self.budget_nbytes)
 
     # steps
 
@@ -309,6 +359,12 @@ class LargeTraining:
             self._step_over = self._forward_begun = False
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
+            if self._streaming is not None:
+                self._step = self._streaming.step()
+                self._device.return_freed(at_once=False)
+                self._store.begin_step(persistent_blocks(self._model))
+                self._step.swap_out_states()
+                return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
             kind = (first.shape, first.dtype, self._model.training, adds_up)
@@ -339,6 +395,9 @@ class LargeTraining:
     def _end_step(self) -> None:
         step, history = self._step, self._history
         self._step = None
+        if step is not None and self._streaming is not None:
+            self._num_steps += 1
+            self._part_hooks.close()
         if step is None or history is None:
             return
         self._num_steps += 1
@@ -443,7 +502,13 @@ class LargeTraining:
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            notes=(*self._notes, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
+            within_rounding=self._streaming is not None,
+            notes=(
+                *self._notes,
+                *(self._streaming.notes() if self._streaming is not None else ()),
+                *self._store.retry.notes(),
+                *(floor_notes(trace) if trace else ()),
+            ),
         )
 
     def _note(self, text: str) -> None:

@@ -194,8 +194,9 @@ def _padded(source: Source, slab: Slab, fill: float = 0.0) -> torch.Tensor:
 
 def _fast_rows(source: Source, window: Window) -> int:
     """The rows of output that need enough rows of input for torch to take the fast kernel."""
-    numbers_a_row = source.shape[1] * source.shape[3]
-    num_rows = min(_SLOW_NUMBERS // numbers_a_row + 1, source.shape[ROWS] // 4)
+    num_rows = _SLOW_NUMBERS // (source.shape[1] * source.shape[3]) + 1
+    if num_rows > source.shape[ROWS]:  # not even all of it is enough
+        return 1
     return max(1, ceil((num_rows - window.reach) / window.stride) + 1)
 
 

@@ -4,9 +4,13 @@ The sizes follow from the budget, from what the model holds and from shapes, nev
 with the same budget cut the same slabs and give the same bits.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tensorferry.trace import Kind, Trace
+import torch
+
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS
+from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
 _THRESHOLD_SHARE = 16  # a tensor of less than this part of the working memory stays whole; an op holds several of them
@@ -32,7 +36,12 @@ def choose_sizes(room_nbytes: int) -> StreamSizes:
     return StreamSizes(working_nbytes, max(2**20, room_nbytes // _THRESHOLD_SHARE), num_buffers)
 
 
-def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: frozenset[str]) -> int:
+def room_nbytes(limit_nbytes: int, held_nbytes: int) -> int:
+    """What a step has beside what it always holds: weights, their gradients, buffers and inputs."""
+    return limit_nbytes - held_nbytes - _COLD_NBYTES
+
+
+def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str], bool]) -> int:
     """A budget in which a step is expected to run where it streams.
 
     trace: of the step without streaming. num_rows: rows of all samples of its inputs. An op that can be streamed needs a slab of
@@ -41,12 +50,17 @@ def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: frozenset[str
     num_parts = max(1, num_rows // _MIN_SLABS_ROWS)
     widest_nbytes = _MIN_WORKING_NBYTES
     for op in trace.ops:
+        if op.phase is Phase.OPTIMIZER:
+            continue
         need_nbytes = op.workspace_nbytes + sum(
-            trace.storages[i].nbytes for i in {*op.inputs, *op.outputs} if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT)
+            trace.storages[i].nbytes
+            for i in {*op.inputs, *op.outputs}
+            if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT)
         )
         name = op.name.rpartition(" ")[2].partition(".")[0]
-        widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if name in can_stream else 0)
-    return fixed_nbytes(trace) + _COLD_NBYTES + 2 * widest_nbytes
+        widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
+    state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)
+    return fixed_nbytes(trace) + _COLD_NBYTES + max(2 * widest_nbytes, state_nbytes)
 
 
 def fixed_nbytes(trace: Trace) -> int:
@@ -55,3 +69,9 @@ def fixed_nbytes(trace: Trace) -> int:
     parameters = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.PARAMETER)
     inputs = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.INPUT)
     return weights + parameters + inputs
+
+
+def count_rows(values: Iterable[object]) -> int:
+    """Rows of all samples of the largest of the inputs that can be cut, as slabs are cut."""
+    shapes = [value.shape for value in values if isinstance(value, torch.Tensor) and value.dim() in LAYOUTS]
+    return max((shape[0] * shape[ROWS] for shape in shapes), default=1)

@@ -189,7 +189,9 @@ def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, ke
 def _sum_over(streamer: Streamer, source: Source, dims: list[int], *, keepdim: bool) -> torch.Tensor:
     """The sum over dimensions, rows among them."""
     shape = [1 if d in dims else n for d, n in enumerate(source.shape)]
-    total = torch.zeros(shape, dtype=_ACCUMULATED.get(source.dtype, torch.float64 if source.dtype.is_floating_point else torch.int64))
+    total = torch.zeros(
+        shape, dtype=_ACCUMULATED.get(source.dtype, torch.float64 if source.dtype.is_floating_point else torch.int64)
+    )
     for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
         part = source.look(slab).sum(dims, keepdim=True)
         (total if 0 in dims else total[slab.first : slab.last]).add_(part)

@@ -30,7 +30,9 @@ def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: 
     shape, is_flat, sources, dtype = *found, _result_dtype(func, args, kwargs)
     if dtype is None or (target is not None and dtype is not target.dtype):
         return NotImplemented
-    computed = Computed(shape, dtype, list(sources.values()), _on_slabs(func, args, kwargs, sources, dtype))
+    if op_name(func) == "threshold_backward" and args[2] == 0:  # what relu leaves above 0 was above 0 before
+        sources[id(args[1])] = _before_relu(sources[id(args[1])])
+    computed = Computed(shape, dtype, list(sources.values()), _on_slabs(func, args, kwargs, sources, dtype), name=op_name(func))
     if target is not None:
         target.cell.source = computed
         return target
@@ -99,6 +101,10 @@ def _on_slabs(
         return _result(in_place(target, *rest, **names))
 
     return compute
+
+
+def _before_relu(source: Source) -> Source:
+    return source.inputs[0] if isinstance(source, Computed) and source.name == "relu" else source
 
 
 class _Placed:

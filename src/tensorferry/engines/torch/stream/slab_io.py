@@ -126,6 +126,7 @@ class StoredRows:
         self.row_nbytes = prod(shape[3:]) * shape[1] * dtype.itemsize
         self._pieces: list[list[Piece]] = [[] for _ in range(shape[0])]  # by sample
         self._is_lost = False
+        self._settled: torch.Tensor | None = None
         io.add(self)
 
     def write(self, slab: Slab, tensor: torch.Tensor) -> None:
@@ -146,10 +147,26 @@ class StoredRows:
         tensor = numbers.view(num_samples, high - low, *self.shape[3:], self.shape[1])
         return block, tensor.movedim(-1, 1)
 
+    def settle(self) -> None:
+        """Have all of it in memory from now on, and nothing on the tier."""
+        self._settled = torch.cat(
+            [SlabRead(self.io, self, Slab(i, i + 1, 0, self.shape[2])).read() for i in range(self.shape[0])]
+        )
+
+    def in_memory(self, slab: Slab) -> torch.Tensor | None:
+        """A slab that needs no read; None where it needs one."""
+        if self._settled is None:
+            return None
+        low, high = max(slab.low, 0), min(slab.high, self.shape[2])
+        rows = self._settled[slab.first : slab.last, :, low:high]
+        return torch.nn.functional.pad(rows, [0, 0] * (rows.dim() - 3) + [low - slab.low, slab.high - high])
+
     def pieces(self, sample: int, low: int, high: int) -> list[Piece]:
         """The pieces that have these rows of a sample, in order."""
         if self._is_lost:
-            raise TierLost("a streamed tensor was used after its context ended with an error: its bytes are gone. Run forward again.")
+            raise TierLost(
+                "a streamed tensor was used after its context ended with an error: its bytes are gone. Run forward again."
+            )
         pieces = self._pieces[sample]
         first = bisect_right(pieces, low, key=lambda piece: piece.low) - 1
         found = []

@@ -104,12 +104,17 @@ class Stored(Source):
         self.slabs.append(slab)
 
     def expect(self, slab: Slab) -> None:
+        if self.rows.in_memory(slab) is not None:
+            return
         if slab in self._expected:
             self._expected[slab][1][0] += 1
         else:
             self._expected[slab] = (self.rows.io.read(self.rows, slab), [1], [])
 
     def read(self, slab: Slab) -> torch.Tensor:
+        settled = self.rows.in_memory(slab)
+        if settled is not None:
+            return settled.clone()
         if slab not in self._expected:
             self.expect(slab)
         read, num_left, taken = self._expected[slab]
@@ -135,8 +140,10 @@ class Computed(Source):
         inputs: Sequence[Source],
         compute: Callable[[Slab], torch.Tensor],
         where: Callable[[Slab], Slab] | None = None,
+        name: str = "",
     ) -> None:
         super().__init__(shape, dtype, inputs)
+        self.name = name  # of the op, where somebody asks
         self._compute = compute
         self._where = where
 

@@ -221,5 +221,3 @@ def run_streamed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     """Run an op on streamed tensors, wherever it is called."""
     streamed = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor))
     return streamed.streamer.run(func, args, kwargs)
-
-

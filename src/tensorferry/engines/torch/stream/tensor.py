@@ -48,10 +48,10 @@ class StreamedTensor(torch.Tensor):
         return self.cell.source
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:  # noqa: ARG003
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         from tensorferry.engines.torch.stream.streamer import run_streamed
 
         return run_streamed(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # noqa: ARG002
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"StreamedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"
