@@ -36,8 +36,8 @@ class BadBudget(FerryError, ValueError):
 class BudgetTooSmall(FerryError):
     """One step cannot run in the budget, whatever is swapped or recomputed.
 
-    `smallest_nbytes` is a budget that works, the smallest that is known to; None where none is known. `streamed_nbytes` is one that
-    is expected to work where steps are streamed, within rounding; None where that would not need less.
+    `smallest_nbytes` is a budget that works, the smallest that is known to; None where none is known. `streamed_nbytes` is one
+    that is expected to work where steps are streamed, within rounding; None where that would not need less.
     """
 
     def __init__(self, message: str, smallest_nbytes: int | None, streamed_nbytes: int | None = None) -> None:

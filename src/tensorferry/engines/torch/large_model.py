@@ -360,10 +360,9 @@ class LargeTraining:
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
             if self._streaming is not None:
-                self._step = self._streaming.step()
                 self._device.return_freed(at_once=False)
                 self._store.begin_step(persistent_blocks(self._model))
-                self._step.swap_out_states()
+                self._step = self._streaming.begin_step()
                 return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
@@ -494,6 +493,7 @@ class LargeTraining:
             raise BadUse("nothing to report yet: enter the context first")
         history = self._kinds.last_planned
         trace = history.trace if history else None
+        streamed = self._streaming.notes() if self._streaming is not None else ()
         return make_report(
             history,
             budget_nbytes=self.budget_nbytes,
@@ -503,12 +503,7 @@ class LargeTraining:
             num_plans=self._num_plans,
             tier=self._tier.describe,
             within_rounding=self._streaming is not None,
-            notes=(
-                *self._notes,
-                *(self._streaming.notes() if self._streaming is not None else ()),
-                *self._store.retry.notes(),
-                *(floor_notes(trace) if trace else ()),
-            ),
+            notes=(*self._notes, *streamed, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
         )
 
     def _note(self, text: str) -> None:

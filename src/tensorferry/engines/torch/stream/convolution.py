@@ -1,10 +1,10 @@
-"""Convolutions by slabs: the halo is read with the slab, and padding is rows of zeros in the same buffer, so nothing is copied for it.
+"""Convolutions by slabs: the halo is read with the slab, and padding is rows of zeros in the same buffer.
 
 In backward each slab of the output's gradient meets the input's rows that it was made from, once, for both gradients: the
 weight's are summed in float64, and of the input's the last rows, which the next slab adds to, are carried over.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil, prod
 from typing import Any
@@ -59,7 +59,7 @@ def _convolution(
                 yield slab.rows(slab.low * times, slab.high * times), out
             return
         window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
-        slabs = streamer.slabs(shape, [source], num_out, min_rows=_fast_rows(source, window))
+        slabs = streamer.slabs(shape, [source], num_out, **_kernel_needs(source, weight, window, shape))
         for slab in streamer.each(slabs, [(source, window.read_by)]):
             yield slab, run(_padded(source, window.read_by(slab)), padding=[0, *padding[1:]], **how)
 
@@ -109,7 +109,7 @@ def _convolution_backward(
         pieces = _enlarged_pieces(streamer, slabs, grads, xs, times, partial(run, pads=padding))
     else:
         window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
-        slabs = streamer.slabs(grads.shape, [grads, xs], out_nbytes, min_rows=_fast_rows(xs, window))
+        slabs = streamer.slabs(grads.shape, [grads, xs], out_nbytes, **_kernel_needs(xs, weight, window, grads.shape))
         pieces = carried(streamer, slabs, grads, xs, window, partial(run, pads=[0, *padding[1:]]))
     if output_mask[0]:
         of_x = streamer.collect(xs.shape, xs.dtype, pieces, channel_groups(xs))
@@ -175,9 +175,9 @@ class _GradientSums:
         self._bias = None if bias_sizes is None else torch.zeros(bias_sizes, dtype=torch.float64)
 
     def add(self, weight: torch.Tensor | None, bias: torch.Tensor | None) -> None:
-        if self._weight is not None:
+        if self._weight is not None and weight is not None:
             self._weight += weight
-        if self._bias is not None:
+        if self._bias is not None and bias is not None:
             self._bias += bias
 
     def of_weight(self) -> torch.Tensor | None:
@@ -192,12 +192,13 @@ def _padded(source: Source, slab: Slab, fill: float = 0.0) -> torch.Tensor:
     return fill_outside(in_layout(source.look(slab)), slab, source.shape[ROWS], fill)
 
 
-def _fast_rows(source: Source, window: Window) -> int:
-    """The rows of output that need enough rows of input for torch to take the fast kernel."""
+def _kernel_needs(source: Source, weight: torch.Tensor, window: Window, out_shape: Sequence[int]) -> dict[str, int]:
+    """The rows of output that have enough rows of input for torch to take the fast kernel, or what the slow one unfolds."""
     num_rows = _SLOW_NUMBERS // (source.shape[1] * source.shape[3]) + 1
-    if num_rows > source.shape[ROWS]:  # not even all of it is enough
-        return 1
-    return max(1, ceil((num_rows - window.reach) / window.stride) + 1)
+    if num_rows > source.shape[ROWS] // 2:  # nearly all of it would be needed
+        unfolded = prod(weight.shape[1:]) * prod(out_shape[2:]) * out_shape[0] * source.dtype.itemsize
+        return {"workspace_nbytes": unfolded}
+    return {"min_rows": max(1, ceil((num_rows - window.reach) / window.stride) + 1)}
 
 
 def _is_enlarging(weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], extra: list[int]) -> bool:

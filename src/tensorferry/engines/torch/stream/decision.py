@@ -13,7 +13,8 @@ from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS
 from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
-_THRESHOLD_SHARE = 16  # a tensor of less than this part of the working memory stays whole; an op holds several of them
+_THRESHOLD_SHARE = 32  # a tensor of less than this part of the working memory stays whole; an op holds several of them
+_WORKING_SHARE = 0.4
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
 _MIN_SLABS_ROWS = 8  # what one slab has at least, with its halo, for a fast kernel
 _COLD_NBYTES = 28 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
@@ -31,7 +32,7 @@ class StreamSizes:
 def choose_sizes(room_nbytes: int) -> StreamSizes:
     """The sizes for a step that may hold so much beside weights, gradients and inputs."""
     # beside slabs an op holds kernels' workspace and writes under way, and there are whole tensors below the threshold
-    working_nbytes = max(_MIN_WORKING_NBYTES, int(0.6 * room_nbytes))
+    working_nbytes = max(_MIN_WORKING_NBYTES, int(_WORKING_SHARE * room_nbytes))
     num_buffers = 2 if working_nbytes >= _AHEAD_NBYTES else 1
     return StreamSizes(working_nbytes, max(2**20, room_nbytes // _THRESHOLD_SHARE), num_buffers)
 
@@ -52,11 +53,8 @@ def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str
     for op in trace.ops:
         if op.phase is Phase.OPTIMIZER:
             continue
-        need_nbytes = op.workspace_nbytes + sum(
-            trace.storages[i].nbytes
-            for i in {*op.inputs, *op.outputs}
-            if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT)
-        )
+        touched = (trace.storages[i] for i in {*op.inputs, *op.outputs})
+        need_nbytes = op.workspace_nbytes + sum(s.nbytes for s in touched if s.kind in (Kind.ACTIVATION, Kind.GRADIENT))
         name = op.name.rpartition(" ")[2].partition(".")[0]
         widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
     state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from tensorferry.engines.torch.stream.norms import Moments
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab
-from tensorferry.engines.torch.stream.source import Computed, Joined, Source, Stored
+from tensorferry.engines.torch.stream.source import Computed, Constant, Joined, Source
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
@@ -25,7 +26,7 @@ class JoinedWriter:
         """Add a slab, which follows the one before."""
         for stored, part in zip(self._parts, tensor.split(self._groups, dim=1), strict=True):
             stored.write(slab, part)
-            if stored.moments is not None:
+            if isinstance(stored.moments, Moments):
                 stored.moments.add(slab, part)
 
     @property
@@ -57,6 +58,19 @@ def _slice(
         return NotImplemented
     first, last, _ = slice(start, end).indices(x.shape[1])
     return _narrow(streamer, x, first, last)
+
+
+@rule("slice_backward")
+def _slice_backward(
+    streamer: Streamer, grad: torch.Tensor, in_shape: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    """Zeros around the gradient of some channels."""
+    if dim % len(in_shape) != 1 or step != 1 or _any_flat([grad]):
+        return NotImplemented
+    first, last, _ = slice(start, end).indices(in_shape[1])
+    sizes = (first, in_shape[1] - last)
+    before, after = (Constant((in_shape[0], size, *in_shape[2:]), grad.dtype, 0.0) for size in sizes)
+    return streamer.wrap(Joined([part for part in (before, source_of(grad), after) if part.shape[1]]))
 
 
 @rule("narrow")
@@ -116,6 +130,3 @@ def _known(size: Sequence[int], num_numbers: int) -> Iterator[int]:
 
 def _any_flat(tensors: Sequence[torch.Tensor]) -> bool:
     return any(isinstance(t, StreamedTensor) and t.is_flat for t in tensors)
-
-
-__all__ = ["JoinedWriter", "Stored", "channel_groups", "narrowed"]

@@ -1,4 +1,4 @@
-"""Softmax, losses and sums over everything: reductions are streamed in float64, what has a slab for a result is a function of one."""
+"""Softmax, losses and sums: sums are streamed in float64, and what has a slab for a result is a function of one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,6 @@ from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
 aten = torch.ops.aten
 _NONE, _MEAN, _SUM = 0, 1, 2  # what torch calls reductions
-_ACCUMULATED = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
 
 
 def _channelwise(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
@@ -189,9 +188,7 @@ def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, ke
 def _sum_over(streamer: Streamer, source: Source, dims: list[int], *, keepdim: bool) -> torch.Tensor:
     """The sum over dimensions, rows among them."""
     shape = [1 if d in dims else n for d, n in enumerate(source.shape)]
-    total = torch.zeros(
-        shape, dtype=_ACCUMULATED.get(source.dtype, torch.float64 if source.dtype.is_floating_point else torch.int64)
-    )
+    total = torch.zeros(shape, dtype=torch.float64 if source.dtype.is_floating_point else torch.int64)
     for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
         part = source.look(slab).sum(dims, keepdim=True)
         (total if 0 in dims else total[slab.first : slab.last]).add_(part)

@@ -196,7 +196,7 @@ def _group_norm(
     bias: torch.Tensor | None,
     num_samples: int,
     num_channels: int,
-    num_places: int,
+    num_places: int,  # noqa: ARG001
     num_groups: int,
     eps: float,
 ) -> Any:

@@ -46,15 +46,17 @@ class StreamSession:
         """Tell the user, once, that results are not plain's bit for bit."""
         reason = "" if exact_nbytes is None else f": the smallest exact budget is {format_bytes(exact_nbytes)}"
         warnings.warn(
-            f"steps are streamed to fit {format_bytes(budget_nbytes)}{reason}. Results are plain torch's within rounding, and the "
-            "same in every run; pass stream=True to accept that, or stream=False to be refused instead.",
+            f"steps are streamed to fit {format_bytes(budget_nbytes)}{reason}. Results are plain torch's within rounding, and "
+            "the same in every run; pass stream=True to accept that, or stream=False to be refused instead.",
             StreamWarning,
             stacklevel=2,
         )
 
-    def step(self) -> "StreamedStep":
-        """A new step."""
+    def begin_step(self) -> "StreamedStep":
+        """A new step, with the optimizer's state on its way out until it is used."""
         self.streamer.begin_step()
+        for state in self._states.find():
+            self._states.swap_out(state)
         return StreamedStep(self._store, self._states, self.streamer, self._make_room)
 
     def _make_room(self, need_nbytes: int | None = None) -> None:
@@ -69,9 +71,9 @@ class StreamSession:
         """What a report says of it."""
         counts = self.streamer.counts
         yield (
-            f"streamed, within rounding: {counts.num_stored} tensors of at least {format_bytes(self.sizes.threshold_nbytes)} went "
-            f"through the tier in slabs ({format_bytes(self.io.written_nbytes)} written, {format_bytes(self.io.read_nbytes)} read); "
-            "the same bits in every run, not those of a plain one"
+            f"streamed, within rounding: {counts.num_stored} tensors of at least {format_bytes(self.sizes.threshold_nbytes)} "
+            f"went through the tier in slabs ({format_bytes(self.io.written_nbytes)} written, "
+            f"{format_bytes(self.io.read_nbytes)} read); the same bits in every run, not those of a plain one"
         )
         for name, nbytes in self.streamer.brought_back.most_common():
             yield f"{name} has no rule for slabs: {format_bytes(nbytes)} were brought back whole for it"
@@ -94,11 +96,6 @@ class StreamedStep:
         self._states = states
         self._streamer = streamer
         self._make_room = make_room
-
-    def swap_out_states(self) -> None:
-        """Swap the optimizer's state out until it is used."""
-        for state in self._states.find():
-            self._states.swap_out(state)
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op by its rule, or whole."""

@@ -81,8 +81,8 @@ class SlabIO:
         """Wait until a copy has ended."""
         if not copy.wait(self._watchdog_seconds):
             raise CopyStuck(
-                f"waited {self._watchdog_seconds:.0f} s for a slab of {format_bytes(copy.nbytes)} at {self.tier.describe}; the tier "
-                "hangs or is far too slow. Check it, choose another tier, or raise watchdog_seconds."
+                f"waited {self._watchdog_seconds:.0f} s for a slab of {format_bytes(copy.nbytes)} at {self.tier.describe}; the "
+                "tier hangs or is far too slow. Check it, choose another tier, or raise watchdog_seconds."
             )
 
     def trim(self) -> None:

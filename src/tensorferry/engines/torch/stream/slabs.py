@@ -6,6 +6,7 @@ spatial dimension.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, prod
 
 import torch
@@ -69,11 +70,11 @@ def whole(shape: Sequence[int]) -> Slab:
     return Slab(0, shape[0], 0, shape[ROWS])
 
 
-def cut(shape: Sequence[int], num_parts: int, *, multiple: int = 1, min_rows: int = 1) -> list[Slab]:
+def cut(shape: Sequence[int], num_parts: int, *, min_rows: int = 1) -> list[Slab]:
     """A tensor in about so many slabs of the same size: whole samples, or rows of one.
 
     >>> [slab.high for slab in cut((1, 16, 10, 8), num_parts=3)]
-    [4, 8, 10]
+    [3, 6, 10]
     >>> [slab.last for slab in cut((5, 16, 10, 8), num_parts=2)]
     [3, 5]
     """
@@ -81,10 +82,9 @@ def cut(shape: Sequence[int], num_parts: int, *, multiple: int = 1, min_rows: in
     if num_parts <= num_samples:
         step = ceil(num_samples / max(1, num_parts))
         return [Slab(i, min(i + step, num_samples), 0, num_rows) for i in range(0, num_samples, step)]
-    step = ceil(num_rows / ceil(num_parts / num_samples))
-    step = max(min_rows, ceil(step / multiple) * multiple)
-    rows = [(low, min(low + step, num_rows)) for low in range(0, num_rows, step)]
-    return [Slab(i, i + 1, low, high) for i in range(num_samples) for low, high in rows]
+    num_cuts = max(1, min(ceil(num_parts / num_samples), num_rows // min_rows))
+    ends = [i * num_rows // num_cuts for i in range(num_cuts + 1)]  # none smaller than the others: it might miss the fast kernel
+    return [Slab(i, i + 1, low, high) for i in range(num_samples) for low, high in pairwise(ends)]
 
 
 def nbytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:

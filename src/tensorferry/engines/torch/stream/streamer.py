@@ -20,6 +20,7 @@ Rule = Callable[..., Any]  # takes a streamer and the op's arguments; NotImpleme
 Reader = tuple[Source, Callable[[Slab], Slab] | None]  # a source and which slab of it is read for one of the op's
 RULES: dict[str, Rule] = {}  # by the name of an op without its overload
 _SEEDS: set[str] = set()  # ops whose outputs may be too large though no input is streamed
+_POINTWISE_BACKWARD = {f"{name}_backward" for name in ("leaky_relu", "elu", "hardtanh", "hardswish", "mish", "silu", "gelu")}
 _MAX_LEAVES = 12  # a function of more slabs than this is stored: it would be computed again for every reader
 
 
@@ -77,7 +78,7 @@ class Streamer:
 
         if name in RULES:
             return RULES[name](self, *args, **kwargs)
-        if torch.Tag.pointwise in func.tags:
+        if torch.Tag.pointwise in func.tags or name in _POINTWISE_BACKWARD:
             return run_pointwise(self, func, args, kwargs)
         return NotImplemented
 
@@ -154,16 +155,17 @@ class Streamer:
     # slabs
 
     def slabs(
-        self, shape: Sequence[int], sources: Sequence[Source], out_nbytes: int, *, multiple: int = 1, min_rows: int = 1
+        self, shape: Sequence[int], sources: Sequence[Source], out_nbytes: int, *, workspace_nbytes: int = 0, min_rows: int = 1
     ) -> list[Slab]:
         """A tensor cut so that working on a slab of it fits; the same for the same shapes in every step and every run.
 
         `out_nbytes`: of all that is made, which is held twice: as it is made, and as it is written.
+        `workspace_nbytes`: of kernels, for all of it.
         """
         read_nbytes = sum(leaf.nbytes for source in sources for leaf in source.leaves() if isinstance(leaf, Stored))
-        made_nbytes = sum(source.nbytes for source in sources) + 2 * out_nbytes
+        made_nbytes = sum(source.nbytes for source in sources) + 2 * out_nbytes + workspace_nbytes
         num_parts = ceil((self.sizes.num_buffers * read_nbytes + made_nbytes) / self.sizes.working_nbytes)
-        slabs = cut(shape, num_parts, multiple=multiple, min_rows=min_rows)
+        slabs = cut(shape, num_parts, min_rows=min_rows)
         self.counts.num_slabs += len(slabs)
         return slabs
 

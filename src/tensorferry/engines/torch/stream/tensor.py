@@ -31,8 +31,8 @@ class StreamedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None) -> "StreamedTensor":
         source = cell.source
-        self: StreamedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, source.shape if shape is None else shape, dtype=source.dtype, device="cpu"
+        self: StreamedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, source.shape if shape is None else shape, dtype=source.dtype, device=torch.device("cpu")
         )
         self.cell = cell
         self.streamer = streamer
@@ -48,10 +48,16 @@ class StreamedTensor(torch.Tensor):
         return self.cell.source
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         from tensorferry.engines.torch.stream.streamer import run_streamed
 
         return run_streamed(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StreamedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"

@@ -1,0 +1,209 @@
+"""Training in a budget below the smallest exact one."""
+
+import json
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from programs import run_program
+from torch import nn
+
+import tensorferry as ferry
+from tensorferry.errors import StreamWarning
+from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
+from tensorferry.report.report import report_from_json, report_to_json
+
+PROGRAM = """
+    import json, sys, warnings
+    import torch
+    import tensorferry as ferry
+    from tensorferry.engines.resident import ResidentMeter
+    from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
+
+    torch.set_num_threads(2)
+    batch = make_batch(edge=64)
+    warm = UNet3d(base=2)
+    compute_loss(warm, *make_batch(edge=16)).backward()
+    torch.optim.SGD(warm.parameters(), lr=0.1, momentum=0.9).step()
+    _ = ferry.large_model
+    meter = ResidentMeter()
+    before = meter.now_nbytes()
+    torch.manual_seed(0)
+    model = UNet3d(num_levels=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    budget, losses = int(sys.argv[1]), []
+    told = {}
+    warnings.simplefilter("ignore")
+    try:
+        with ferry.large_model(model, budget=budget, stream="auto") as big:
+            for step in range(2):
+                loss = compute_loss(model, *batch)
+                loss.backward()
+                norm = float(sum(p.grad.double().square().sum() for p in model.parameters()) ** 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        report = big.report()
+        told = {"rounding": report.within_rounding, "notes": report.notes, "norm": norm}
+    except ferry.BudgetTooSmall as error:
+        told = {"exact": error.smallest_nbytes, "streamed": error.streamed_nbytes, "message": str(error)}
+    print(json.dumps({"losses": losses, "peak": meter.highest_nbytes() - before, **told}))
+"""
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, Any]:
+    return run_program(PROGRAM, 2**20)
+
+
+@pytest.fixture(scope="module")
+def streamed(refused: dict[str, Any]) -> dict[str, Any]:
+    return run_program(PROGRAM, refused["streamed"])
+
+
+def test_a_refusal_names_the_exact_and_the_streamed_floor(refused: dict[str, Any]) -> None:
+    assert refused["streamed"] < 0.7 * refused["exact"]
+    assert "exact" in refused["message"]
+    assert "streamed within rounding" in refused["message"]
+
+
+def test_the_named_streamed_budget_holds_measured_from_outside(refused: dict[str, Any], streamed: dict[str, Any]) -> None:
+    assert streamed["rounding"]
+    assert len(streamed["losses"]) == 2
+    assert streamed["peak"] <= refused["streamed"]
+
+
+def test_a_streamed_training_learns_what_a_plain_one_does(streamed: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = UNet3d(num_levels=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for loss in streamed["losses"]:
+        plain = compute_loss(model, *make_batch(edge=64))
+        plain.backward()
+        norm = float(sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None) ** 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss == pytest.approx(plain.item(), rel=1e-5)
+    assert streamed["norm"] == pytest.approx(norm, rel=1e-3)
+
+
+class Small(nn.Module):
+    """A chain that streams wherever it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(), nn.Conv3d(16, 16, 3, padding=1))
+        self.last = nn.Conv3d(16, 2, 1)
+        self.fails_in = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.body(x))
+        if self.fails_in == "forward":
+            raise RuntimeError("in the middle")
+        if self.fails_in == "backward":
+            out.register_hook(_fail)
+        return out
+
+
+def _fail(_: torch.Tensor) -> None:
+    raise RuntimeError("in the middle")
+
+
+X = torch.randn(1, 1, 32, 32, 32, generator=torch.Generator().manual_seed(5))
+BUDGET = "60MiB"  # slabs of a third of a tensor
+
+
+def train(model: Small, num_steps: int = 2) -> tuple[Any, list[torch.Tensor]]:
+    with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
+        for _ in range(num_steps):
+            model.zero_grad()
+            model(X).square().mean().backward()
+    return big, [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_asked_for_streaming_needs_no_warning_and_repeats_to_the_bit() -> None:
+    torch.manual_seed(0)
+    model = Small()
+    first, second = (train(model)[1] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_report_and_its_json_say_within_rounding() -> None:
+    big, _ = train(Small())
+    report = big.report()
+    assert "within rounding" in str(report)
+    data = json.loads(json.dumps(report_to_json(report)))
+    assert data["within_rounding"] is True
+    assert report_from_json(data).within_rounding
+
+
+def test_auto_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorferry.engines.torch.large_model.LargeTraining._streamed_floor", lambda *_: 2**20)
+    model = Small()
+    x = torch.randn(1, 1, 64, 64, 64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with ferry.large_model(model, budget="100MiB", tier="shm"):
+            for _ in range(2):
+                model(x).square().mean().backward()
+    assert [w.category for w in caught if issubclass(w.category, StreamWarning)] == [StreamWarning]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    _, expected = train(model)
+    num_threads = threading.active_count()
+    model.fails_in = where
+    with pytest.raises(RuntimeError, match="in the middle"):
+        train(model)
+    assert threading.active_count() <= num_threads
+    model.fails_in = ""
+    _, again = train(model)
+    assert all(torch.equal(a, b) for a, b in zip(expected, again, strict=True))
+
+
+def test_a_full_tier_is_told_in_one_line_and_the_model_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorferry.tiers.files import FileTier
+
+    def no_room(self: FileTier, nbytes: int) -> tuple[int, int]:
+        raise self._full(nbytes, 0)
+
+    model = Small()
+    with monkeypatch.context() as patch:
+        patch.setattr(FileTier, "_reserve", no_room)
+        with pytest.raises(ferry.TierFull, match="needed"):
+            train(model)
+    train(model)
+
+
+def test_slots_are_given_back_after_every_step() -> None:
+    model = Small()
+    with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
+        for _ in range(2):
+            model(X).square().mean().backward()
+            big._streaming.io.release_departed()
+            assert not big._streaming.io.live()
+
+
+def test_an_output_that_outlives_the_context_comes_back() -> None:
+    torch.manual_seed(0)
+    model = Small()
+    with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm"):
+        out = model(X).detach()
+    torch.testing.assert_close(out + 0.0, model(X).detach() + 0.0, rtol=1e-4, atol=1e-5)
+
+
+def test_an_op_without_a_rule_is_named_in_the_report() -> None:
+    model = Small()
+    with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
+        model.body(X).flip(2).square().mean().backward()
+    assert any("flip has no rule for slabs" in note for note in big.report().notes)
+
+
+def test_other_words_for_stream_are_refused() -> None:
+    with pytest.raises(ferry.BadUse, match="'auto', True or False"):
+        ferry.large_model(Small(), stream="sometimes")
