@@ -3,6 +3,7 @@
     python benchmarks/memory.py --engine torch --save                the table of the README, and its result file
     python benchmarks/memory.py --engine torch --channels-last       each model also in channels_last
     python benchmarks/memory.py --engine torch --capped              the largest sizes under a hard cap
+    python benchmarks/memory.py --engine torch --stream --models unet96     below the smallest exact budget, within rounding
     python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
     python benchmarks/memory.py --engine tensorflow                  the same for Keras on TensorFlow
     python benchmarks/memory.py --engine tensorflow --models resnet50-16 --modes half    one model, one budget
@@ -100,12 +101,17 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cap", choices=["process", "allocator"], help="who keeps the cap (default: all that the engine has)")
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
     parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
+    parser.add_argument(
+        "--stream", action="store_true", help="let ferry stream: its smallest budget then, or its size under a cap"
+    )
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     options = parse_options(parser, __file__, argv)
     scope = SCOPES[options.engine]
     options.models, options.precision = options.models or scope.models, options.precision or scope.precision
     options.caps = _choices(parser, options.cap, scope.caps)
-    options.modes = _choices(parser, options.modes, scope.modes)
+    options.modes = _choices(parser, options.modes or ("smallest" if options.stream else None), scope.modes)
+    if options.stream and options.engine != "torch":
+        parser.error("--stream goes with --engine torch")
     if options.channels_last and options.engine != "torch":
         parser.error("--channels-last goes with --engine torch; Keras models are in that layout anyway")
     try:
@@ -160,7 +166,7 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
             measured[case][mode] = combine(turns[mode])
             _save(options, make_table(measured), {"rows": _list_rows(measured)})
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
-        if not options.quick:  # the targets are for the full sizes
+        if not options.quick and not options.stream:  # the targets are for the full sizes, bit for bit
             verdicts += judge(measured[case], default_layout)
     return _finish(options, make_table(measured), {"rows": _list_rows(measured)}, verdicts)
 
@@ -168,7 +174,8 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
 def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple[str, Measurement]]:
     """Plain and every mode in each turn; what does not train in one is not tried in the next."""
     _say(f"{case.label} ...")
-    request = Request(case, "plain", tier=options.tier, num_steps=options.steps or 5, engine=options.engine)
+    num_steps = options.steps or 5
+    request = Request(case, "plain", tier=options.tier, num_steps=num_steps, engine=options.engine, stream=options.stream)
     requests = {"returned": request, "checkpoint": replace(request, mode="checkpoint")}
     if "smallest" in options.modes:  # a search of many trainings, so not between two that are compared
         requests["smallest"] = find_smallest(replace(request, mode="ferry")).request
@@ -228,12 +235,15 @@ def _held(row: Measurement) -> bool:
 def _run_capped(options: argparse.Namespace) -> list[Verdict]:
     results: list[CappedResult] = []
     bases = {replace(case, size=case.size if options.quick else options.cap_sizes[case.family]) for case in options.cases}
-    plain = Request(options.cases[0], "plain", tier=options.tier, num_steps=options.steps or 2, engine=options.engine)
+    num_steps = options.steps or 2
+    plain = Request(
+        options.cases[0], "plain", tier=options.tier, num_steps=num_steps, engine=options.engine, stream=options.stream
+    )
     for case, cap in product(sorted(bases, key=lambda case: case.label), options.caps):
         hoped_gain = 1.0 if options.quick else TARGETS[options.engine].gains.get(case.family, 1.0)
         results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say, hoped_gain))
         _save(options, make_capped_table(results), {"capped": _list_capped(results)})
-    verdicts = [] if options.quick else [verdict for result in results for verdict in judge_capped(result)]
+    verdicts = [] if options.quick or options.stream else [verdict for result in results for verdict in judge_capped(result)]
     return _finish(options, make_capped_table(results), {"capped": _list_capped(results)}, verdicts)
 
 
@@ -273,7 +283,7 @@ def _without_message(row: Measurement) -> dict[str, Any]:
 
 def _save(options: argparse.Namespace, table: FigureTable, figures: dict[str, Any]) -> Path | None:
     """After every training: an interrupted run leaves what was measured before."""
-    benchmark = f"memory-{options.engine}{'-capped' if options.capped else ''}"
+    benchmark = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-stream' if options.stream else ''}"
     return save_result(options, benchmark, [table], figures, SCOPES[options.engine].packages)
 
 

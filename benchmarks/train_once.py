@@ -42,7 +42,8 @@ def answer(request: Request) -> dict[str, Any]:
         try:
             trained: Trained = framework.train(request, clock)
         except ferry.BudgetTooSmall as error:
-            return {"outcome": "refused", "message": str(error), "smallest_nbytes": error.smallest_nbytes} | moments
+            smallest_nbytes = error.streamed_nbytes if request.stream else error.smallest_nbytes
+            return {"outcome": "refused", "message": str(error), "smallest_nbytes": smallest_nbytes} | moments
         except (ferry.FerryError, RuntimeError, MemoryError) as error:
             outcome = "out of memory" if is_out_of_memory(error) else "failed"
             return {"outcome": outcome, "message": _short(error, outcome)} | moments

@@ -52,7 +52,8 @@ def train(request: Request, clock: StepClock) -> Trained:
     context: Any = nullcontext()
     if request.mode == "ferry":
         assert request.budget_nbytes is not None, "a budget goes with this mode"
-        context = ferry.large_model(training.model, budget=request.budget_nbytes, tier=request.tier)
+        stream = "auto" if request.stream else False
+        context = ferry.large_model(training.model, budget=request.budget_nbytes, tier=request.tier, stream=stream)
     with context as big:
         for step in range(request.num_steps):
             clock.start()

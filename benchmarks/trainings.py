@@ -68,6 +68,7 @@ class Request:
     num_steps: int = 5
     allowance_nbytes: int | None = None  # a hard cap: what may be held beyond what a process holds before the model
     engine: str = "torch"  # or "tensorflow"
+    stream: bool = False  # whether ferry may stream below its smallest exact budget
     cap: str = "process"  # who keeps the allowance: the kernel for the "process", or the framework's "allocator"
 
     def to_json(self) -> str:

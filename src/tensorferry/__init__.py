@@ -27,6 +27,7 @@ from tensorferry.errors import (
     NotTraceable,
     RunFailed,
     SavedTensorModified,
+    StreamWarning,
     TierFull,
     TierLost,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Report",
     "RunFailed",
     "SavedTensorModified",
+    "StreamWarning",
     "TierFull",
     "TierLost",
     "Timeline",
