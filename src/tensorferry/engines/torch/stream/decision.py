@@ -14,10 +14,10 @@ from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
 _THRESHOLD_SHARE = 32  # a tensor of less than this part of the working memory stays whole; an op holds several of them
-_WORKING_SHARE = 0.4
+_WORKING_SHARE = 0.33  # beside slabs there are kernels' workspace, writes under way and whole tensors below the threshold
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
-_MIN_SLABS_ROWS = 8  # what one slab has at least, with its halo, for a fast kernel
-_COLD_NBYTES = 28 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
+_MIN_SLABS_ROWS = 12  # what one slab has at least, with its halo, for a fast kernel
+_COLD_NBYTES = 32 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,6 @@ class StreamSizes:
 
 def choose_sizes(room_nbytes: int) -> StreamSizes:
     """The sizes for a step that may hold so much beside weights, gradients and inputs."""
-    # beside slabs an op holds kernels' workspace and writes under way, and there are whole tensors below the threshold
     working_nbytes = max(_MIN_WORKING_NBYTES, int(_WORKING_SHARE * room_nbytes))
     num_buffers = 2 if working_nbytes >= _AHEAD_NBYTES else 1
     return StreamSizes(working_nbytes, max(2**20, room_nbytes // _THRESHOLD_SHARE), num_buffers)
