@@ -101,9 +101,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cap", choices=["process", "allocator"], help="who keeps the cap (default: all that the engine has)")
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
     parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
-    parser.add_argument(
-        "--stream", action="store_true", help="let ferry stream: its smallest budget or size then"
-    )
+    parser.add_argument("--stream", action="store_true", help="let ferry stream: its smallest budget or size then")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     options = parse_options(parser, __file__, argv)
     scope = SCOPES[options.engine]
