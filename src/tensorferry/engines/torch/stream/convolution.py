@@ -13,7 +13,7 @@ import torch
 
 from tensorferry.engines.torch.stream.joining import channel_groups
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout
-from tensorferry.engines.torch.stream.source import Source
+from tensorferry.engines.torch.stream.source import SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
@@ -121,7 +121,7 @@ def _convolution_backward(
 
 
 def carried(
-    streamer: Streamer, slabs: list[Slab], grads: Source, xs: Source, window: Window, run: Any, fill: float = 0.0
+    streamer: Streamer, slabs: list[Slab], grads: SlabSource, xs: SlabSource, window: Window, run: Any, fill: float = 0.0
 ) -> Iterator[tuple[Slab, torch.Tensor]]:
     """The input's gradient in slabs, from `run(gradient slab, padded input slab)`, which may return None for no gradient.
 
@@ -155,7 +155,7 @@ def carried(
 
 
 def _enlarged_pieces(
-    streamer: Streamer, slabs: list[Slab], grads: Source, xs: Source, times: int, run: Any
+    streamer: Streamer, slabs: list[Slab], grads: SlabSource, xs: SlabSource, times: int, run: Any
 ) -> Iterator[tuple[Slab, torch.Tensor]]:
     def where(slab: Slab) -> Slab:
         return slab.rows(slab.low * times, slab.high * times)
@@ -187,12 +187,12 @@ class _GradientSums:
         return None if self._bias is None else self._bias.to(self._dtype)
 
 
-def _padded(source: Source, slab: Slab, fill: float = 0.0) -> torch.Tensor:
+def _padded(source: SlabSource, slab: Slab, fill: float = 0.0) -> torch.Tensor:
     """A slab in the layout of kernels, rows outside of the tensor filled."""
     return fill_outside(in_layout(source.look(slab)), slab, source.shape[ROWS], fill)
 
 
-def _kernel_needs(source: Source, weight: torch.Tensor, window: Window, out_shape: Sequence[int]) -> dict[str, int]:
+def _kernel_needs(source: SlabSource, weight: torch.Tensor, window: Window, out_shape: Sequence[int]) -> dict[str, int]:
     """The rows of output that have enough rows of input for torch to take the fast kernel, or what the slow one unfolds."""
     num_rows = _SLOW_NUMBERS // (source.shape[1] * source.shape[3]) + 1
     if num_rows > source.shape[ROWS] // 2:  # nearly all of it would be needed

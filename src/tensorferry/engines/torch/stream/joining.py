@@ -10,7 +10,7 @@ import torch
 
 from tensorferry.engines.torch.stream.norms import Moments
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab
-from tensorferry.engines.torch.stream.source import Computed, Constant, Joined, Source
+from tensorferry.engines.torch.stream.source import Computed, Constant, Joined, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
@@ -30,12 +30,12 @@ class JoinedWriter:
                 stored.moments.add(slab, part)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SlabSource:
         """All that was written."""
         return self._parts[0] if len(self._parts) == 1 else Joined(self._parts)
 
 
-def channel_groups(source: Source) -> list[int]:
+def channel_groups(source: SlabSource) -> list[int]:
     """The channels of each part of a tensor that was joined from several; none for others."""
     return [part.shape[1] for part in source.inputs] if isinstance(source, Joined) else []
 
@@ -94,7 +94,7 @@ def _narrow(streamer: Streamer, x: StreamedTensor, first: int, last: int) -> Str
     return streamer.wrap(narrowed(x.source, first, last))
 
 
-def narrowed(source: Source, first: int, last: int) -> Source:
+def narrowed(source: SlabSource, first: int, last: int) -> SlabSource:
     """Some channels of a source; one of the parts that were joined, where it is just that."""
     if (first, last) == (0, source.shape[1]):
         return source

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab
-from tensorferry.engines.torch.stream.source import Computed, Resident, Source
+from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
@@ -91,7 +91,7 @@ def _nll_loss_backward(
     return StreamedTensor(streamer, wrapped.cell, x.shape) if x.is_flat else wrapped
 
 
-def _targets(source: Source, target: torch.Tensor) -> Source:
+def _targets(source: SlabSource, target: torch.Tensor) -> SlabSource:
     """Classes as a tensor of one channel, cut as the scores are."""
     return Resident(target.reshape(source.shape[0], 1, *source.shape[2:]))
 
@@ -185,7 +185,7 @@ def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, ke
     return total.to(dtype or (source.dtype if source.dtype.is_floating_point else total.dtype))
 
 
-def _sum_over(streamer: Streamer, source: Source, dims: list[int], *, keepdim: bool) -> torch.Tensor:
+def _sum_over(streamer: Streamer, source: SlabSource, dims: list[int], *, keepdim: bool) -> torch.Tensor:
     """The sum over dimensions, rows among them."""
     shape = [1 if d in dims else n for d, n in enumerate(source.shape)]
     total = torch.zeros(shape, dtype=torch.float64 if source.dtype.is_floating_point else torch.int64)

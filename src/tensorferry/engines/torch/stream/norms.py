@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, in_layout
-from tensorferry.engines.torch.stream.source import Computed, Source, Stored
+from tensorferry.engines.torch.stream.source import Computed, SlabSource, Stored
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
@@ -47,7 +47,7 @@ class Moments:
         return num, torch.stack([mean for _, mean, _ in samples]), torch.stack([d for *_, d in samples]) / num
 
 
-def moments_of(streamer: Streamer, source: Source) -> tuple[int, torch.Tensor, torch.Tensor]:
+def moments_of(streamer: Streamer, source: SlabSource) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Numbers in a channel of a sample, and the mean and variance of each."""
     if isinstance(source, Stored) and isinstance(source.moments, Moments):
         return source.moments.stacked()
@@ -69,13 +69,13 @@ class _Applied:
     rstd: torch.Tensor
     weight: torch.Tensor  # 1 by channels
 
-    def of(self, table: torch.Tensor, slab: Slab, like: Source) -> torch.Tensor:
+    def of(self, table: torch.Tensor, slab: Slab, like: SlabSource) -> torch.Tensor:
         """The part of a table that goes with a slab, in a shape that is broadcast to it."""
         rows = table if table.shape[0] == 1 else table[slab.first : slab.last]
         return rows.to(like.dtype).view(*rows.shape, *(1,) * (len(like.shape) - 2))
 
 
-def _apply(streamer: Streamer, x: Source, norm: _Applied, bias: torch.Tensor) -> StreamedTensor:
+def _apply(streamer: Streamer, x: SlabSource, norm: _Applied, bias: torch.Tensor) -> StreamedTensor:
     scale = norm.rstd * norm.weight
     shift = bias - norm.mean * scale
 
@@ -86,7 +86,7 @@ def _apply(streamer: Streamer, x: Source, norm: _Applied, bias: torch.Tensor) ->
     return streamer.wrap(Computed(x.shape, x.dtype, [x], compute))
 
 
-def _sums(streamer: Streamer, grad: Source, x: Source, norm: _Applied) -> tuple[torch.Tensor, torch.Tensor]:
+def _sums(streamer: Streamer, grad: SlabSource, x: SlabSource, norm: _Applied) -> tuple[torch.Tensor, torch.Tensor]:
     """Over each channel of each sample: the gradient's sum, and that of its product with what was normed."""
     sums = torch.zeros(2, x.shape[0], x.shape[1], dtype=torch.float64)
     ones = torch.ones(x.shape[1], dtype=x.dtype)
@@ -104,7 +104,7 @@ def _sums(streamer: Streamer, grad: Source, x: Source, norm: _Applied) -> tuple[
 
 
 def _input_gradient(
-    streamer: Streamer, grad: Source, x: Source, norm: _Applied, mean_grad: torch.Tensor, mean_product: torch.Tensor
+    streamer: Streamer, grad: SlabSource, x: SlabSource, norm: _Applied, mean_grad: torch.Tensor, mean_product: torch.Tensor
 ) -> StreamedTensor:
     """rstd * (weight * grad - mean_grad - normed * mean_product), where both means are of the weighted gradient."""
     of_grad = norm.rstd * norm.weight
@@ -246,7 +246,7 @@ def _group_norm_backward(
     return of_x, products.sum(0).to(dtype) if output_mask[1] else None, totals.sum(0).to(dtype) if output_mask[2] else None
 
 
-def _one_row(values: torch.Tensor | None, source: Source, default: float) -> torch.Tensor:
+def _one_row(values: torch.Tensor | None, source: SlabSource, default: float) -> torch.Tensor:
     if values is None:
         return torch.full((1, source.shape[1]), default, dtype=torch.float64)
     return values.double()[None]

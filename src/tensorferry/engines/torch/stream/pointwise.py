@@ -7,7 +7,7 @@ import torch
 
 from tensorferry.engines.torch.compat import tree_leaves, tree_map
 from tensorferry.engines.torch.stream.slabs import ROWS, Slab
-from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, Source
+from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, op_name, rule, source_of, written_through_view
 from tensorferry.engines.torch.stream.tensor import StreamCell, StreamedTensor
 
@@ -43,7 +43,7 @@ def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: 
     return StreamedTensor(streamer, wrapped.cell, flat)
 
 
-def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, bool, dict[int, Source]] | None:
+def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, bool, dict[int, SlabSource]] | None:
     """The shape of the result and the source of each tensor by its id; None where they are not cut alike."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     streamed = [t for t in tensors if isinstance(t, StreamedTensor)]
@@ -56,7 +56,7 @@ def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size,
         shape = torch.broadcast_shapes(*(t.source.shape for t in streamed), *(() if is_flat else (t.shape for t in tensors)))
     except RuntimeError:
         return None
-    sources: dict[int, Source] = {}
+    sources: dict[int, SlabSource] = {}
     for tensor in tensors:
         if isinstance(tensor, StreamedTensor):
             if tensor.source.shape[0] != shape[0] or tensor.source.shape[2:] != shape[2:]:
@@ -80,7 +80,7 @@ def _like(tensor: torch.Tensor, shown: torch.Size, shape: torch.Size, is_flat: b
 
 
 def _on_slabs(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: dict[int, Source], dtype: torch.dtype
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: dict[int, SlabSource], dtype: torch.dtype
 ) -> Callable[[Slab], torch.Tensor]:
     """A function of a slab. It must not hold streamed tensors: their sources may change."""
     args, kwargs = tree_map(lambda leaf: _Placed(sources[id(leaf)]) if id(leaf) in sources else leaf, (args, kwargs))
@@ -103,14 +103,14 @@ def _on_slabs(
     return compute
 
 
-def _before_relu(source: Source) -> Source:
+def _before_relu(source: SlabSource) -> SlabSource:
     return source.inputs[0] if isinstance(source, Computed) and source.name == "relu" else source
 
 
 class _Placed:
     """Stands for a tensor among an op's arguments."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SlabSource) -> None:
         self.source = source
 
 

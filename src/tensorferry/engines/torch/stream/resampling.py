@@ -8,7 +8,7 @@ import torch
 from tensorferry.engines.torch.stream.convolution import carried
 from tensorferry.engines.torch.stream.joining import channel_groups
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout
-from tensorferry.engines.torch.stream.source import Computed, Source
+from tensorferry.engines.torch.stream.source import Computed, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 from tensorferry.errors import NotSupported
@@ -20,7 +20,7 @@ _ENLARGE = {4: aten.upsample_nearest2d, 5: aten.upsample_nearest3d}
 _ENLARGE_BACKWARD = {4: aten.upsample_nearest2d_backward, 5: aten.upsample_nearest3d_backward}
 
 
-class _UnknownIndices(Source):
+class _UnknownIndices(SlabSource):
     """In place of a pooling's indices, which backward finds again."""
 
     def read(self, slab: Slab) -> torch.Tensor:  # noqa: ARG002

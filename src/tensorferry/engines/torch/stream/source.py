@@ -13,10 +13,10 @@ from tensorferry.engines.torch.stream.slab_io import SlabIO, SlabRead, StoredRow
 from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of, whole
 
 
-class Source(ABC):
+class SlabSource(ABC):
     """The slabs of one tensor."""
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, inputs: Sequence["Source"] = ()) -> None:
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, inputs: Sequence["SlabSource"] = ()) -> None:
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self.inputs = tuple(inputs)
@@ -44,7 +44,7 @@ class Source(ABC):
         for source in self.inputs:
             source.forget()
 
-    def leaves(self) -> Iterator["Source"]:
+    def leaves(self) -> Iterator["SlabSource"]:
         """All sources that this one is a function of, once for every time it is read."""
         if not self.inputs:
             yield self
@@ -52,7 +52,7 @@ class Source(ABC):
             yield from source.leaves()
 
 
-class Resident(Source):
+class Resident(SlabSource):
     """A tensor in memory; where its size is 1 it is broadcast."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -76,7 +76,7 @@ class Resident(Source):
         return self.look(slab).clone()
 
 
-class Constant(Source):
+class Constant(SlabSource):
     """The same value everywhere."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, value: float) -> None:
@@ -87,7 +87,7 @@ class Constant(Source):
         return torch.full(slab.shape_in(self.shape), self.value, dtype=self.dtype)
 
 
-class Stored(Source):
+class Stored(SlabSource):
     """A tensor on the tier."""
 
     def __init__(self, io: SlabIO, shape: Sequence[int], dtype: torch.dtype) -> None:
@@ -130,14 +130,14 @@ class Stored(Source):
         self._expected.clear()
 
 
-class Computed(Source):
+class Computed(SlabSource):
     """A function of slabs of other tensors; `where` tells which slab of them it reads for one of its own."""
 
     def __init__(
         self,
         shape: Sequence[int],
         dtype: torch.dtype,
-        inputs: Sequence[Source],
+        inputs: Sequence[SlabSource],
         compute: Callable[[Slab], torch.Tensor],
         where: Callable[[Slab], Slab] | None = None,
         name: str = "",
@@ -154,10 +154,10 @@ class Computed(Source):
         super().expect(slab if self._where is None else self._where(slab))
 
 
-class Joined(Source):
+class Joined(SlabSource):
     """Several tensors beside each other in channels."""
 
-    def __init__(self, inputs: Sequence[Source]) -> None:
+    def __init__(self, inputs: Sequence[SlabSource]) -> None:
         first = inputs[0].shape
         super().__init__((first[0], sum(part.shape[1] for part in inputs), *first[2:]), inputs[0].dtype, inputs)
 
@@ -165,7 +165,7 @@ class Joined(Source):
         return torch.cat([part.look(slab) for part in self.inputs], dim=1)
 
 
-def read_whole(source: Source) -> torch.Tensor:
+def read_whole(source: SlabSource) -> torch.Tensor:
     """All of a tensor in memory, in the default layout."""
     tensor = torch.empty(source.shape, dtype=source.dtype)
     if isinstance(source, Stored):  # by slabs: two whole copies at once would be too much

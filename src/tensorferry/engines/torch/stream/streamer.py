@@ -12,12 +12,12 @@ from tensorferry.engines.torch.compat import tree_leaves, tree_map_only
 from tensorferry.engines.torch.stream.decision import StreamSizes
 from tensorferry.engines.torch.stream.slab_io import SlabIO
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, cut, nbytes_of
-from tensorferry.engines.torch.stream.source import Computed, Resident, Source, Stored, read_whole
+from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Stored, read_whole
 from tensorferry.engines.torch.stream.tensor import StreamCell, StreamedTensor
 from tensorferry.errors import NotSupported
 
 Rule = Callable[..., Any]  # takes a streamer and the op's arguments; NotImplemented: the op is run whole
-Reader = tuple[Source, Callable[[Slab], Slab] | None]  # a source and which slab of it is read for one of the op's
+Reader = tuple[SlabSource, Callable[[Slab], Slab] | None]  # a source and which slab of it is read for one of the op's
 RULES: dict[str, Rule] = {}  # by the name of an op without its overload
 _SEEDS: set[str] = set()  # ops whose outputs may be too large though no input is streamed
 _POINTWISE_BACKWARD = {f"{name}_backward" for name in ("leaky_relu", "elu", "hardtanh", "hardswish", "mish", "silu", "gelu")}
@@ -107,7 +107,7 @@ class Streamer:
 
     # tensors
 
-    def wrap(self, source: Source) -> StreamedTensor:
+    def wrap(self, source: SlabSource) -> StreamedTensor:
         """A tensor whose slabs come from a source; one that is a function of too many others is stored."""
         if isinstance(source, Computed) and sum(1 for _ in source.leaves()) > _MAX_LEAVES:
             stored = self.stored(source.shape, source.dtype)
@@ -155,7 +155,13 @@ class Streamer:
     # slabs
 
     def slabs(
-        self, shape: Sequence[int], sources: Sequence[Source], out_nbytes: int, *, workspace_nbytes: int = 0, min_rows: int = 1
+        self,
+        shape: Sequence[int],
+        sources: Sequence[SlabSource],
+        out_nbytes: int,
+        *,
+        workspace_nbytes: int = 0,
+        min_rows: int = 1,
     ) -> list[Slab]:
         """A tensor cut so that working on a slab of it fits; the same for the same shapes in every step and every run.
 
@@ -194,7 +200,7 @@ def _expect(readers: Sequence[Reader], slab: Slab) -> None:
         source.expect(slab if where is None else where(slab))
 
 
-def source_of(tensor: torch.Tensor) -> Source:
+def source_of(tensor: torch.Tensor) -> SlabSource:
     """Where a tensor's slabs come from, streamed or not."""
     return tensor.source if isinstance(tensor, StreamedTensor) else Resident(tensor)
 

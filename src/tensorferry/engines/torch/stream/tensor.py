@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tensorferry.engines.torch.stream.source import Source
+from tensorferry.engines.torch.stream.source import SlabSource
 
 if TYPE_CHECKING:
     from tensorferry.engines.torch.stream.streamer import Streamer
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class StreamCell:
     """What a streamed tensor and its aliases share: in-place ops replace the source for all of them."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SlabSource) -> None:
         self.source = source
         self.has_views = False  # tensors that show other shapes of it and would not see it change
 
@@ -43,7 +43,7 @@ class StreamedTensor(torch.Tensor):
         pass
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SlabSource:
         """Where its slabs come from now."""
         return self.cell.source
 
