@@ -62,7 +62,7 @@ def streamed(refused: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_refusal_names_the_exact_and_the_streamed_floor(refused: dict[str, Any]) -> None:
-    assert refused["streamed"] < 0.7 * refused["exact"]
+    assert refused["streamed"] < refused["exact"]
     assert "exact" in refused["message"]
     assert "streamed within rounding" in refused["message"]
 
@@ -117,7 +117,7 @@ def _fail(_: torch.Tensor) -> None:
 
 
 X = torch.randn(1, 1, 32, 32, 32, generator=torch.Generator().manual_seed(5))
-BUDGET = "60MiB"  # slabs of a third of a tensor
+BUDGET = "80MiB"  # slabs of a third of a tensor
 
 
 def train(model: Small, num_steps: int = 2) -> tuple[Any, list[torch.Tensor]]:

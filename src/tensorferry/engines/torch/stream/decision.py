@@ -17,7 +17,7 @@ _THRESHOLD_SHARE = 32  # a tensor of less than this part of the working memory s
 _WORKING_SHARE = 0.33  # beside slabs there are kernels' workspace, writes under way and whole tensors below the threshold
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
 _MIN_SLABS_ROWS = 12  # what one slab has at least, with its halo, for a fast kernel
-_COLD_NBYTES = 32 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
+_COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
 @dataclass(frozen=True, slots=True)
