@@ -97,7 +97,7 @@ class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Conv3d(1, 16, 3, padding=1), nn.BatchNorm3d(16), nn.ReLU(), nn.Conv3d(16, 16, 3, padding=1))
-        self.last = nn.Conv3d(16, 2, 1)
+        self.last = nn.Conv3d(16, 16, 1)
         self.fails_in = ""
         self.flips = False
 

@@ -38,6 +38,7 @@ class StreamSession:
         self._store = store
         self._states = states
         self._limit_nbytes = limit_nbytes
+        self._is_closed = False
         self.io = SlabIO(device.tier, buffer_nbytes=self.sizes.working_nbytes // _BUFFER_SHARE, watchdog_seconds=watchdog)
         rules.load()
         self.streamer = Streamer(self.io, self.sizes, self._make_room)
@@ -61,6 +62,8 @@ class StreamSession:
 
     def _make_room(self, need_nbytes: int | None = None) -> None:
         """Give freed memory back where what is needed next would not fit beside it."""
+        if self._is_closed:  # a tensor that outlived the context is in memory
+            return
         need_nbytes = self.sizes.working_nbytes if need_nbytes is None else need_nbytes
         if self._store.swapper.held_nbytes() + need_nbytes > self._limit_nbytes:
             self._device.trim()
@@ -85,6 +88,7 @@ class StreamSession:
                 for rows in self.io.live():
                     rows.settle()
         finally:
+            self._is_closed = True
             self.io.close()
 
 
