@@ -37,6 +37,7 @@ PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what i
     "keras_efficientnet": "keras",
     "keras_resnet50": "keras",
     "keras_unet": "keras",
+    "tf_convnext": "tensorflow",
     "tf_densenet": "tensorflow",
     "tf_efficientnet": "tensorflow",
     "tf_efficientnet_v2": "tensorflow",

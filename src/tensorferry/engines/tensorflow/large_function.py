@@ -244,17 +244,19 @@ class LargeFunction:
         return replace(floor, nbytes=floor.nbytes + int(_COLD_SHARE * floor.nbytes) + _COLD_NBYTES)
 
     def _too_small_to_record(self, history: GraphHistory, trace: Trace) -> BudgetTooSmall:
-        error = self._too_small(trace, self._warm_floor(trace))
-        if kept_nbytes(history.recording.layout.nested) is not None:
+        is_known = kept_nbytes(history.recording.layout.nested) is not None
+        error = self._too_small(trace, self._warm_floor(trace), is_enough=is_known)
+        if is_known:
             return error
         return BudgetTooSmall(f"{error} What its loops keep for their gradients is not known before and comes on top.", None)
 
-    def _too_small(self, trace: Trace, floor: Floor) -> BudgetTooSmall:
+    def _too_small(self, trace: Trace, floor: Floor, *, is_enough: bool = True) -> BudgetTooSmall:
         room = self._device.room()
         if room is None or room.nbytes + self._outside_nbytes >= self.budget_nbytes:
-            return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
+            smallest = replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes))
+            return too_small(trace, self.budget_nbytes, smallest, is_enough=is_enough)
         smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(floor.nbytes - self._outside_nbytes) + self._outside_nbytes)
-        error = too_small(trace, room.nbytes + self._outside_nbytes, smallest)
+        error = too_small(trace, room.nbytes + self._outside_nbytes, smallest, is_enough=is_enough)
         return BudgetTooSmall(f"{error} {room.note}", error.smallest_nbytes)
 
     @property
