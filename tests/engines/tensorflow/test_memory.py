@@ -151,3 +151,43 @@ def test_a_training_with_two_optimizers_runs_in_the_budget_that_was_named() -> N
     seen = _run(ADVERSARIES, budget_nbytes)
     assert seen["named"] == 0
     assert seen["peak"] <= budget_nbytes
+
+
+GROUPED = """
+    import json, os, sys, warnings
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras import layers
+    import tensorferry as ferry
+    from tensorferry.engines.resident import ResidentMeter
+
+    def fit(budget):
+        return model.fit(data.repeat(3), verbose=0, callbacks=[ferry.LargeModel(budget=budget)])
+
+    warnings.simplefilter("ignore")
+    keras.utils.set_random_seed(0)
+    meter = ResidentMeter()
+    before = meter.now_nbytes()
+    model = keras.Sequential([
+        keras.Input((32, 32, 64)), layers.Conv2D(64, 5, padding="same", groups=64, activation="relu"),
+        layers.Conv2D(64, 5, padding="same", groups=64), layers.GlobalAveragePooling2D(), layers.Dense(1),
+    ])
+    model.compile("sgd", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensors((np.random.default_rng(0).random((16, 32, 32, 64), "float32"), np.zeros((16, 1))))
+    try:
+        fit(int(sys.argv[1]))
+    except ferry.BudgetTooSmall as error:
+        named = error.smallest_nbytes
+    meter.reset_peak()
+    fit(named)
+    print(json.dumps({"named": named, "peak": meter.peak_nbytes() - before}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def test_functions_that_xla_compiles_inside_of_a_step_are_in_the_budget_that_is_named() -> None:
+    seen = _run(GROUPED, 2**20)
+    assert seen["peak"] <= seen["named"]
