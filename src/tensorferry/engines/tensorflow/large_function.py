@@ -213,6 +213,9 @@ class LargeFunction:
         """Stop a first step before a unit of its forward pass takes it above the budget. Later on some weights have changed."""
         assert self._last is not None
         trace = self._last.trace
+        if not self._device.is_short and self._device.resident_nbytes() + demand_nbytes > self._limit_nbytes:
+            self._device.save_memory(self._limit_nbytes, self.budget_nbytes)  # more is held than the graph had told
+            self._device.make_room(demand_nbytes, (), at_once=True)
         if trace.ops[gate].phase is not Phase.FORWARD or not self._device.over_budget_nbytes(demand_nbytes):
             return
         weights_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.PARAMETER)

@@ -168,6 +168,11 @@ class DeviceMemory:
         self.before_nbytes -= nbytes
         self._highest_resident += nbytes
 
+    @property
+    def is_short(self) -> bool:
+        """Whether `save_memory` was called."""
+        return self._limit_nbytes is not None
+
     def save_memory(self, limit_nbytes: int, budget_nbytes: int) -> None:
         """Memory is short: from now on nothing large that was freed stays where resident memory would be above the limit.
 
