@@ -210,15 +210,6 @@ def wav2vec2() -> Training:
     return Loop(model, lambda: model(input_values=sound, labels=labels).loss)
 
 
-def mamba() -> Training:
-    """A state that is carried from word to word, by many ops that are small."""
-    from transformers import MambaConfig, MambaForCausalLM
-
-    model = MambaForCausalLM(MambaConfig(vocab_size=2000, hidden_size=192, num_hidden_layers=3, use_cache=False))
-    words = torch.randint(0, 2000, (8, 64))
-    return Loop(model, lambda: model(input_ids=words, labels=words).loss)
-
-
 def hf_trainer() -> Training:
     """Hugging Face's own loop, with gradients clipped and accumulated over two batches."""
     import tempfile

@@ -25,7 +25,6 @@ PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what i
     "convnext": "transformers",
     "clip": "transformers",
     "wav2vec2": "transformers",
-    "mamba": "transformers",
     "hf_trainer": "accelerate",
     "lightning": "lightning",
     "diffusers_unet": "diffusers",
