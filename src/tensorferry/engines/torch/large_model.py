@@ -289,6 +289,7 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        self._device.trim()  # what was freed, by following the step too, is no part of it
         if expected is None:
             self._refuse_model_memory()
             return
