@@ -97,6 +97,9 @@ class Device(ABC):
     def highest_nbytes(self) -> int:
         """The most held since the device was opened."""
 
+    def forget_highest(self) -> None:  # noqa: B027
+        """Let the most held be counted from now on."""
+
     @abstractmethod
     def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut[torch.UntypedStorage]:
         """Start moving a block's bytes to the tier."""
@@ -173,6 +176,9 @@ class CpuDevice(Device):
 
     def highest_nbytes(self) -> int:
         return self.meter.highest_nbytes() - self.before_nbytes
+
+    def forget_highest(self) -> None:
+        self.meter.forget_highest()
 
     def include(self, nbytes: int) -> None:
         self.before_nbytes -= nbytes
