@@ -126,7 +126,7 @@ class LargeTraining:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._open_device = open_device
-        self._weights = _read_weights(weights)
+        self._weights = _read_weights(weights, model)
         self._window: WeightWindow | None = None  # where weights move
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
         self._history: OpHistory | None = None
@@ -538,15 +538,19 @@ class _Uncopied:
         return _Uncopied, (_do_nothing,)
 
 
-def _read_weights(weights: str | bool) -> str | bool:
+def _read_weights(weights: str | bool, model: torch.nn.Module) -> str | bool:
     if weights not in (True, False, "auto"):
         raise BadOption(f"expected weights to be True, False or 'auto', received {weights!r}")
-    # ranks exchange gradients below the dispatcher, where what is away would not be noticed
-    if weights and torch.distributed.is_available() and torch.distributed.is_initialized():
-        if weights is True:
-            raise NotSupported("weights cannot wait on a tier in one of several processes; --parallel fsdp shares them out instead")
-        return False
-    return weights
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # gradients are exchanged below the dispatcher, where what is away would not be noticed
+        reason = "in one of several processes; parallel='fsdp' shares them out instead"
+    elif is_keras(model):
+        reason = "in a Keras model, whose optimizer updates all of them at once"
+    else:
+        return weights
+    if weights is True:
+        raise NotSupported(f"weights cannot wait on a tier {reason}. Leave weights=True out.")
+    return False
 
 
 def _cold_nbytes(floor_nbytes: int) -> int:
