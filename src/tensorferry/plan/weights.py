@@ -1,7 +1,7 @@
 """A step whose weights, gradients of weights and optimizer state wait on the tier whenever no op uses them.
 
-They pass through a window of so many bytes: an op's own are in it while it runs, and the rest of it holds what comes next. So a plan
-needs to know of them only how large the window is. What is left of the trace is planned as ever.
+They pass through a window of so many bytes: an op's own are in it while it runs, and the rest of it holds what comes next. So a
+plan needs to know of them only how large the window is. What is left of the trace is planned as ever.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +23,11 @@ class WindowedStep:
     @property
     def floor(self) -> Floor:
         """The smallest that the step can hold, with the narrowest window."""
-        floor = find_floor(self.trace)
-        return replace(floor, nbytes=floor.nbytes + self.min_window_nbytes)
+        return find_floor(self.with_window(self.min_window_nbytes))
+
+    def with_window(self, window_nbytes: int) -> Trace:
+        """The trace of the step with a window of that size, full all the time."""
+        return replace(self.trace, overhead_nbytes=self.trace.overhead_nbytes + window_nbytes)
 
     def window_for(self, limit_nbytes: int) -> int:
         """How wide a window to give a step that may hold so much."""

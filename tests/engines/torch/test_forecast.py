@@ -68,7 +68,9 @@ class _Counting(Adversary):
 
 
 def _large(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_nbytes: int) -> LargeTraining:
-    return LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)), weights=False)
+    return LargeTraining(
+        model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)), weights=False
+    )
 
 
 def _between(model: nn.Module) -> int:

@@ -2,13 +2,16 @@
 
 import copy
 import io
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from adversary import Adversary, adversary_opener
 from programs import run_program
+from safetensors.torch import load_file, save_model
 from torch import nn
 
 import tensorferry as ferry
@@ -94,7 +97,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def _train(step: Step, optimizer: str, around: Callable[[nn.Module], Any] | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _train(
+    step: Step, optimizer: str, around: Callable[[nn.Module], Any] | None
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The losses, and what the model and its optimizer hold at the end."""
     torch.manual_seed(0)
     model = Tied()
@@ -184,6 +189,102 @@ def test_weights_stay_where_the_budget_has_room_for_them() -> None:
 def test_a_word_that_is_not_known_is_refused() -> None:
     with pytest.raises(ferry.BadOption, match="weights to be True, False or 'auto', received 'yes'"):
         ferry.large_model(Tied(), "1GiB", weights="yes")
+
+
+def _make_on_meta() -> Tied:
+    with torch.device("meta"):
+        return Tied()
+
+
+def _save(model: nn.Module, path: Path) -> None:
+    save_model(model, str(path))
+
+
+def test_weights_of_a_file_train_to_the_bits_of_weights_in_memory_and_are_saved_as_they_come(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = Tied()
+    _save(plain, tmp_path / "before.safetensors")
+    content = (tmp_path / "before.safetensors").read_bytes()
+    optimizer = OPTIMIZERS["AdamW"](plain.parameters())
+    losses = [_plainly(plain, optimizer, i) for i in range(3)]
+
+    model = ferry.load_onto_tier(_make_on_meta(), tmp_path / "before.safetensors")
+    with ferry.large_model(model, "64MiB", min_nbytes=512) as big:
+        optimizer = OPTIMIZERS["AdamW"](model.parameters())
+        assert not any(parameter.untyped_storage().nbytes() for parameter in model.parameters() if parameter.dim() > 1)
+        assert losses == [_plainly(model, optimizer, i) for i in range(3)]
+        big.save_weights(tmp_path / "after.safetensors")
+    assert model.layers[0].weight is model.last.weight
+    trained = load_file(tmp_path / "after.safetensors")
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(trained[name], parameter)
+    assert (tmp_path / "before.safetensors").read_bytes() == content
+
+    # what the file has is not in memory any more, and comes back from it
+    assert {parameter.device.type for parameter in model.parameters() if parameter.dim() > 1} == {"meta"}
+    with ferry.large_model(model, "64MiB", min_nbytes=512):
+        assert torch.equal(model(_rows(9)), plain(_rows(9)))
+
+
+def test_frozen_weights_of_a_file_are_never_written_and_adapters_stay_in_memory(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = Tied()
+    _save(plain, tmp_path / "base.safetensors")
+    model = ferry.load_onto_tier(_make_on_meta(), tmp_path / "base.safetensors").requires_grad_(False)
+    adapter = nn.Linear(WIDTH, 1)
+    before = adapter.weight.detach().clone()
+    with ferry.large_model(model, "64MiB", min_nbytes=512) as big:
+        optimizer = torch.optim.SGD(adapter.parameters(), lr=0.1)
+        for i in range(3):
+            adapter(model(_rows(i))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert big._window is not None
+        assert big._window.num_bytes_out == 0
+    assert not torch.equal(before, adapter.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda head: head.pop("layers.1.bias"), "has no tensor 'layers.1.bias'.*did you mean"),
+        (lambda head: head["layers.1.bias"].update(shape=[WIDTH + 1]), "no safetensors file, or damaged: a tensor of 260 B"),
+        (lambda head: head["layers.1.bias"].update(data_offsets=[2**40, 2**40 + 256]), "no safetensors file, or damaged"),
+        (lambda head: head["layers.1.bias"].update(dtype="I32"), r"is torch.float32 \[64\] in the model and torch.int32"),
+        (lambda head: head["layers.1.bias"].update(dtype="X"), "no safetensors file, or damaged"),
+    ],
+)
+def test_a_file_that_is_not_the_models_is_refused(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.safetensors"
+    _save(Tied(), path)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    head = json.loads(content[8 : 8 + length])
+    change(head)
+    text = json.dumps(head).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    with pytest.raises(ferry.BadModel, match=message):
+        ferry.load_onto_tier(_make_on_meta(), path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff" * 64, (8).to_bytes(8, "little") + b"[1, 2]  "])
+def test_what_is_no_file_of_weights_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.safetensors").write_bytes(content)
+    with pytest.raises(ferry.BadModel, match="is no safetensors file"):
+        ferry.load_onto_tier(_make_on_meta(), tmp_path / "net.safetensors")
+
+
+def test_a_model_without_bytes_is_refused_until_it_has_a_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ferry.BadUse, match=r"call ferry.load_onto_tier\(model, FILE\) before"),
+        ferry.large_model(_make_on_meta()),
+    ):
+        pass
+    with pytest.raises(ferry.BadModel, match="cannot read"):
+        ferry.load_onto_tier(_make_on_meta(), tmp_path / "none.safetensors")
+    with pytest.raises(ferry.BadModel, match="is in memory already"):
+        _save(Tied(), tmp_path / "net.safetensors")
+        ferry.load_onto_tier(Tied(), tmp_path / "net.safetensors")
 
 
 _PROGRAM = """

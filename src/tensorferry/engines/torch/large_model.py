@@ -6,11 +6,13 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +38,7 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
+from tensorferry.engines.torch.weight_files import place, write_weights
 from tensorferry.engines.torch.weights import WeightWindow
 from tensorferry.errors import BadModel, BadOption, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
@@ -45,6 +48,7 @@ from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import part_too_small, stopped, too_small, too_small_to_begin
 from tensorferry.plan.weights import find_windowed
 from tensorferry.report import Report
+from tensorferry.tiers import FileSlice
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes, parse_bytes
 
@@ -58,6 +62,7 @@ _MOST_COLD_SHARE, _MOST_COLD_NBYTES, _RECORDS_NBYTES_PER_OP = 0.05, 32 * 2**20, 
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
+_NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
 
 class AnyStep(Protocol):
@@ -128,6 +133,7 @@ class LargeTraining:
         self._open_device = open_device
         self._weights = _read_weights(weights, model)
         self._window: WeightWindow | None = None  # where weights move
+        self._window_is_guessed = False  # it was opened before anything was known of a step
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
         self._history: OpHistory | None = None
         self._step: AnyStep | None = None
@@ -162,6 +168,8 @@ class LargeTraining:
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
             self._store.retry.make_room = self._swap_out_all
+            is_on_tier = any(parameter.device.type == "meta" for parameter in self._model.parameters())
+            sources = place(self._model, self._min_nbytes) if is_on_tier else {}
             self._states = OptimizerStates(self._store, self._model)
             stack.callback(self._window_hooks.close)
             stack.callback(self._close)
@@ -182,6 +190,9 @@ class LargeTraining:
                 stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
             stack.enter_context(running_uncompiled(self._note_compiled))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            if sources:
+                self._open_window(self._limit_nbytes // 2, sources)
+                self._weights = self._window_is_guessed = True
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
         self._entered = True
@@ -316,8 +327,7 @@ class LargeTraining:
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
-        away_nbytes = 0 if self._window is None else self._window.nbytes - self._window.resident_nbytes
-        trace = expected.on_top_of(self._device.resident_nbytes() + away_nbytes - waiting_nbytes)
+        trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
         trace = self._let_weights_move(trace)
         self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
@@ -331,21 +341,25 @@ class LargeTraining:
                 return trace
             windowed = find_windowed(trace, self._min_nbytes)
             if self._weights == "auto" and not self._fits(windowed.floor.nbytes):
-                return trace
+                narrowest = windowed.with_window(windowed.min_window_nbytes)
+                return min(trace, narrowest, key=lambda each: find_floor(each).nbytes)  # whose floor is named
             self._open_window(windowed.window_for(self._limit_nbytes - _cold_nbytes(windowed.floor.nbytes)))
         assert self._window is not None
         windowed = find_windowed(trace, self._min_nbytes)
-        return replace(windowed.trace, overhead_nbytes=windowed.trace.overhead_nbytes + self._window.window_nbytes)
+        if self._window_is_guessed:
+            self._window_is_guessed = False
+            self._window.window_nbytes = max(self._window.min_nbytes, windowed.window_for(self._limit_nbytes))
+        return windowed.with_window(self._window.window_nbytes)
 
     def _fits(self, floor_nbytes: int) -> bool:
         """Whether a step of which nothing has been measured is expected to run."""
         return floor_nbytes + _cold_nbytes(floor_nbytes) <= self._limit_nbytes
 
-    def _open_window(self, window_nbytes: int) -> None:
+    def _open_window(self, window_nbytes: int, sources: Mapping[torch.nn.Parameter, FileSlice] = _NO_SOURCES) -> None:
         window = self._window = WeightWindow(self._store, self._model, window_nbytes)
         self._states.make_all_resident()
         self._states.moves_elsewhere = window.holds
-        self._window_hooks.enter_context(window.moving(self._states.optimizers))
+        self._window_hooks.enter_context(window.moving(self._states.optimizers, sources))
         self._device.trim()
         self._device.forget_highest()  # what was built in memory before was the user's own
         self._note(
@@ -437,7 +451,9 @@ class LargeTraining:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        history.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse and self._window is None)
+        history.make_plan(
+            self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse and self._window is None
+        )
         self._num_plans += 1
         assert history.plan is not None
         self._tier.check_room(history.plan.nbytes(Action.SWAP))
@@ -502,6 +518,13 @@ class LargeTraining:
     def peak_nbytes(self) -> int:
         """The most that the steps so far have held at once."""
         return self._highest_nbytes or self._device.highest_nbytes()
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write the model's weights to a safetensors file, one after another, so that they need not fit memory all at once."""
+        if self._window is None:
+            write_weights(self._model, Path(path), lambda _: None, lambda *_: None)
+        else:
+            write_weights(self._model, Path(path), self._window.borrow, self._window.note_source)
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""

@@ -13,7 +13,7 @@ Limit: code that reads a tensor's memory without an op (`numpy()`, pickling a pa
 import weakref
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +27,11 @@ from tensorferry.engines.torch.compat import block_from_weak, tree_leaves
 from tensorferry.engines.torch.record import mutated
 from tensorferry.engines.torch.state import StateStorage, plain_tensors
 from tensorferry.engines.torch.swap import SavedTensors
-from tensorferry.errors import CopyStuck, FerryError, TierLost
+from tensorferry.engines.torch.weight_files import take_away
+from tensorferry.errors import BadUse, CopyStuck, FerryError, TierLost
+from tensorferry.tiers import FileSlice
 
+_HELD = (Residency.RESIDENT, Residency.SWAPPING_IN)
 _LOOK_AHEAD = 64  # uses
 _LOOK_FOR = 512  # uses, after one that was not expected
 
@@ -91,7 +94,7 @@ class _Order:
 
 
 class WeightWindow:
-    """What of a model's weights, gradients and optimizer state is resident; never more than the window while there is a choice."""
+    """Which of a model's weights, gradients and optimizer state are resident; no more of them than the window has room for."""
 
     def __init__(self, store: SavedTensors, model: torch.nn.Module, window_nbytes: int) -> None:
         self.window_nbytes = window_nbytes
@@ -101,6 +104,7 @@ class WeightWindow:
         self._store = store
         self._swapper = store.swapper
         self._model = model
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._members: dict[int, WindowStorage] = {}  # by the address of their storage
         self._by_key: dict[Hashable, WindowStorage] = {}
         self._order, self._last_order = _Order(), _Order()
@@ -113,9 +117,13 @@ class WeightWindow:
     # what moves
 
     @contextmanager
-    def moving(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-        """While inside, what there is of the model moves; afterwards all of it is resident."""
+    def moving(
+        self, optimizers: Iterable[torch.optim.Optimizer], sources: Mapping[torch.nn.Parameter, FileSlice]
+    ) -> Iterator[None]:
+        """While inside, what there is of the model moves; `sources` says where the bytes of parameters are that have none yet."""
         with ExitStack() as stack:
+            for parameter, source in sources.items():
+                self._join_from(parameter, source)
             for name, parameter in self._model.named_parameters():
                 self._join(parameter, name, ("weight", name))
                 if parameter.requires_grad and parameter.is_leaf:
@@ -127,7 +135,7 @@ class WeightWindow:
                     self._join_state(tensor)
             stack.callback(register_optimizer_step_pre_hook(lambda *_: self._note_update(True)).remove)
             stack.callback(register_optimizer_step_post_hook(lambda *_: self._note_update(False)).remove)
-            stack.callback(self._model.register_state_dict_pre_hook(lambda *_: self.make_all_resident()).remove)
+            stack.callback(self._model.register_state_dict_pre_hook(lambda *_: self._before_state_dict()).remove)
             self._keep_within()
             yield
 
@@ -145,6 +153,11 @@ class WeightWindow:
         """All that moves."""
         return sum(member.nbytes for member in self._members.values() if not member.is_gone)
 
+    @property
+    def min_nbytes(self) -> int:
+        """Room for the largest there is, and for what may come next."""
+        return 2 * max((member.nbytes for member in self._members.values()), default=0)
+
     def _join(self, tensor: torch.Tensor, label: str, key: Hashable) -> None:
         block = tensor.untyped_storage() if self._may_move(tensor) else None
         if block is None or self._find(tensor) is not None:
@@ -154,6 +167,13 @@ class WeightWindow:
         self._members[member.address] = self._by_key[key] = member
         if self._hand_over is not None:
             self._hand_over(block)
+
+    def _join_from(self, parameter: torch.nn.Parameter, source: FileSlice) -> None:
+        name = self._names[id(parameter)]
+        self._join(parameter, name, ("weight", name))
+        member = self._find(parameter)
+        assert member is not None
+        self._swapper.leave(member, source)
 
     def _join_state(self, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor):
@@ -168,6 +188,13 @@ class WeightWindow:
     def _keep_within(self) -> None:
         with self._store.lock, self._store.at_work():
             self._make_room(0, self._in_use)
+
+    def _before_state_dict(self) -> None:
+        if self._sources():
+            raise BadUse(
+                "weights that were loaded onto the tier may not fit memory all at once; save them with big.save_weights(FILE)"
+            )
+        self.make_all_resident()
 
     def _note_update(self, begins: bool) -> None:
         self._is_updating = begins
@@ -272,19 +299,15 @@ class WeightWindow:
         excess_nbytes = self.resident_nbytes + need_nbytes - self.window_nbytes
         if excess_nbytes <= 0:
             return
-        leaving = [member for member in self._members.values() if member.residency is Residency.SWAPPING_OUT]
-        candidates = sorted(
-            (m for m in self._members.values() if m.residency is not Residency.SWAPPED_OUT and not m.is_gone and id(m) not in needed),
-            key=self._wanted_at,
-        )
+        others = [member for member in self._members.values() if id(member) not in needed and not member.is_gone]
+        leaving = [member for member in others if member.residency is Residency.SWAPPING_OUT]
+        candidates = sorted((member for member in others if member.residency in _HELD), key=self._wanted_at)
         excess_nbytes -= sum(member.nbytes for member in leaving)
         while excess_nbytes > 0 and candidates:
             member = candidates.pop()
-            if member.residency is Residency.SWAPPING_OUT:
-                continue
             self._let_go(member)
             excess_nbytes -= member.nbytes
-            if member.residency is Residency.SWAPPING_OUT:
+            if member.copy_out is not None:
                 leaving.append(member)
         for member in leaving:
             if member.copy_out is not None:
@@ -356,8 +379,44 @@ class WeightWindow:
         if failed is not None:
             raise failed
 
+    def borrow(self, tensor: torch.Tensor) -> None:
+        """Have a tensor's bytes in memory until the next one is asked for."""
+        if (member := self._find(tensor)) is not None:
+            self._in_use = [member]
+            with self._store.lock, self._store.at_work():
+                self._bring_in([member])
+
+    def note_source(self, tensor: torch.Tensor, source: FileSlice) -> None:
+        """A file has a tensor's bytes too."""
+        if (member := self._find(tensor)) is not None:
+            if member.residency is Residency.SWAPPED_OUT:
+                self._swapper.departed.append((member.slot, None, None))
+                member.slot = source
+            elif member.residency is Residency.RESIDENT:
+                member.note_change()
+                member.unchanged = source
+
+    def _sources(self) -> dict[int, FileSlice]:
+        """The files that have the bytes of parameters, by the id of the parameter."""
+        found = {}
+        for parameter in self._model.parameters():
+            member = self._find(parameter)
+            for slot in () if member is None else (member.unchanged, member.slot):
+                if isinstance(slot, FileSlice):
+                    found[id(parameter)] = slot
+        return found
+
     def close(self) -> None:
-        """Have everything back for good, and nothing on the tier."""
+        """Have everything back for good that no file has, and nothing on the tier."""
+        sources = self._sources()
+        left = [parameter for parameter in self._model.parameters() if id(parameter) in sources]
+        take_away(self._model, sources)
+        with self._store.lock, self._store.at_work():
+            for parameter in left:
+                member = self._members.pop(parameter.untyped_storage()._cdata)
+                if member.residency is Residency.SWAPPING_IN:
+                    self._make_resident(member)
+                parameter.data = torch.empty(0, dtype=parameter.dtype)  # an optimizer may hold it: nobody computes with it again
         try:
             self.make_all_resident()
         finally:
