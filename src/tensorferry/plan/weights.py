@@ -18,7 +18,7 @@ class WindowedStep:
 
     trace: Trace  # the storages that move hold no bytes in it
     nbytes: int  # of all that moves
-    min_window_nbytes: int  # what the widest op uses at once, and the largest that may come next
+    min_window_nbytes: int  # what the widest op uses at once
 
     @property
     def floor(self) -> Floor:
@@ -40,12 +40,11 @@ def find_windowed(trace: Trace, min_nbytes: int) -> WindowedStep:
     optimizer_ops = {i for i, op in enumerate(trace.ops) if op.phase is Phase.OPTIMIZER}
     moving = {i for i, storage in enumerate(trace.storages) if storage.nbytes >= min_nbytes and _moves(storage, optimizer_ops)}
     touched = (sum(trace.storages[s].nbytes for s in {*op.inputs, *op.outputs} & moving) for op in trace.ops)
-    largest_nbytes = max((trace.storages[s].nbytes for s in moving), default=0)
     storages = tuple(_without_bytes(storage) if i in moving else storage for i, storage in enumerate(trace.storages))
     return WindowedStep(
         trace=replace(trace, storages=storages),
         nbytes=sum(trace.storages[s].nbytes for s in moving),
-        min_window_nbytes=max(touched, default=0) + largest_nbytes,
+        min_window_nbytes=max(touched, default=0),
     )
 
 
