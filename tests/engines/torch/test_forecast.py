@@ -68,7 +68,9 @@ class _Counting(Adversary):
 
 
 def _large(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_nbytes: int) -> LargeTraining:
-    return LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)))
+    return LargeTraining(
+        model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)), weights=False
+    )
 
 
 def _between(model: nn.Module) -> int:
@@ -108,6 +110,27 @@ def test_the_same_budget_trains_with_an_optimizer_that_has_no_state() -> None:
             _train(model, optimizer)
     assert big.report().num_steps == 3
     assert not all(map(torch.equal, before, _bits(model)))
+
+
+def test_what_was_freed_before_the_step_is_not_held_against_the_budget() -> None:
+    class Trimmed(_Counting):
+        """Keeps freed memory on its books until it is told to give it back."""
+
+        kept_nbytes = 0
+
+        def resident_nbytes(self) -> int:
+            return super().resident_nbytes() + self.kept_nbytes
+
+        def trim(self) -> None:
+            self.kept_nbytes = 0
+
+    model = _Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device = Trimmed(model, optimizer)
+    with LargeTraining(model, _between(model), "auto", True, 512, 10.0, adversary_opener(device)) as big:
+        device.kept_nbytes = 2**24
+        _train(model, optimizer)
+    assert big.report().num_steps == 1
 
 
 def test_state_that_is_made_at_once_counts_at_once() -> None:
@@ -385,7 +408,7 @@ PROGRAM = """
     model, optimizer = make(width, num_layers)
     budget = int(sys.argv[1])
     try:
-        with ferry.large_model(model, budget=budget) as big:
+        with ferry.large_model(model, budget=budget, weights=False) as big:
             for _ in range(2):
                 train(model, optimizer, x)
         peak = max(meter.highest_nbytes() - before, big.report().measured_peak_nbytes)

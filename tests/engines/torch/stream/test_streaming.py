@@ -21,7 +21,7 @@ PROGRAM = """
     from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
 
     torch.set_num_threads(2)
-    batch = make_batch(edge=56)
+    batch = make_batch(edge=64)
     warm = UNet3d(base=2)
     compute_loss(warm, *make_batch(edge=16)).backward()
     torch.optim.SGD(warm.parameters(), lr=0.1, momentum=0.9).step()
@@ -82,7 +82,7 @@ def test_a_streamed_training_learns_what_a_plain_one_does(streamed: dict[str, An
     model = UNet3d(num_levels=3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for loss in streamed["losses"]:
-        plain = compute_loss(model, *make_batch(edge=56))
+        plain = compute_loss(model, *make_batch(edge=64))
         plain.backward()
         norm = float(sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None) ** 0.5)
         optimizer.step()

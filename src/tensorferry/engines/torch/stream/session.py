@@ -65,7 +65,9 @@ class StreamSession:
         if self._is_closed:  # a tensor that outlived the context is in memory
             return
         need_nbytes = self.sizes.working_nbytes if need_nbytes is None else need_nbytes
-        if self._store.swapper.held_nbytes() + need_nbytes > self._limit_nbytes:
+        held_nbytes = self._store.swapper.held_nbytes()
+        # kernels that unfold their input take many times its size, so half of the budget is kept clear of what was freed
+        if held_nbytes + max(need_nbytes, self._limit_nbytes // 2) > self._limit_nbytes:
             self._device.trim()
             self.io.trim()
             self._store.swapper.make_room(need_nbytes, self._limit_nbytes)
