@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.engines.torch.weight_files import load_onto_tier
-    from tensorferry.estimation import Estimate, estimate
+    from tensorferry.estimation import ClusterEstimate, Estimate, estimate, estimate_cluster
     from tensorferry.machine import Machine, find_machine, list_machines
     from tensorferry.optimization import Engine, optimize
     from tensorferry.plan import Plan, Timeline, make_plan, simulate
@@ -63,6 +63,7 @@ __all__ = [
     "BadTrace",
     "BadUse",
     "BudgetTooSmall",
+    "ClusterEstimate",
     "CopyStuck",
     "Engine",
     "Estimate",
@@ -84,6 +85,7 @@ __all__ = [
     "capture",
     "datasets",
     "estimate",
+    "estimate_cluster",
     "estimators",
     "feature_columns",
     "find_machine",
@@ -100,6 +102,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ClusterEstimate": "tensorferry.estimation",
     "Engine": "tensorferry.optimization",
     "Estimate": "tensorferry.estimation",
     "LargeModel": "tensorferry.engines.keras",
@@ -113,6 +116,7 @@ _HOMES = {
     "estimators": "tensorferry",
     "feature_columns": "tensorferry",
     "estimate": "tensorferry.estimation",
+    "estimate_cluster": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
     "load_onto_tier": "tensorferry.engines.torch.weight_files",
