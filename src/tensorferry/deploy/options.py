@@ -48,6 +48,35 @@ class KserveOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """One training in a cluster."""
+
+    recipe: str
+    to: Path
+    image: str
+    kind: str = "trainjob"  # or jobset, job
+    name: str | None = None  # None: that of the folder `to`
+    nodes: int = 1
+    gpus: int = 0  # of a node; each gets a process
+    workers: int = 1  # processes of a node without GPUs
+    cpus: str | None = None  # of a node; None: one for each process
+    memory: str | None = None  # of a node; None: a guess
+    checkpoints: str | None = None  # pvc:CLAIM; None: a claim is written as well
+    size: str = "50Gi"  # of that claim
+    queue: str | None = None  # of Kueue
+    grace_seconds: int = 300  # to finish a step and to save
+    is_cluster_wide: bool = False  # the runtime of a TrainJob, for all namespaces
+    start: str | None = None
+    data: str | None = None  # a path in the pod
+    settings: tuple[tuple[str, str], ...] = ()
+    every: int | None = None
+    seed: int | None = None
+    precision: str | None = None
+    budget: str | None = None
+    parallel: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """One look at a chart or a folder of manifests."""
 

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, KserveOptions
+from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions
 
 
 def deploy_chart(options: ChartOptions) -> int:
@@ -31,6 +31,15 @@ def deploy_kserve(options: KserveOptions) -> int:
 
     write_kserve(options)
     print(f"saved: {options.to}; next: copy the models to {options.storage}, then kubectl apply -f {options.to}")
+    return 0
+
+
+def deploy_training(options: JobOptions) -> int:
+    """Write manifests for a training, and say what to do with them."""
+    from tensorferry.deploy.training import write_training
+
+    write_training(options)
+    print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
     return 0
 
 
