@@ -7,10 +7,12 @@ from typing import Any
 
 from tensorferry.cli.numbers import count, positive
 from tensorferry.cli.train import read_pair
+from tensorferry.errors import BadOption
 
 _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews                                  a Helm chart: one server, its models, its limits
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
+  ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
   ferry deploy train bert-pretrain --nodes 32 --gpus 8 --image registry.example.com/train:1 --to job/
@@ -47,7 +49,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _add_chart(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
+    parser.add_argument(
+        "repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model; or pipeline.yaml"
+    )
     parser.add_argument("--to", type=Path, required=True, metavar="CHART", help="the new folder of the chart")
     parser.add_argument("--name", help="of the chart (default: that of its folder)")
     parser.add_argument("--image", help="of the server, as registry.example.com/team/name:tag (default: localhost/NAME)")
@@ -72,8 +76,8 @@ def _add_kserve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--replicas", type=positive, default=2, metavar="N", help="pods (default %(default)s)")
-    parser.add_argument("--gpus", type=count, default=0, metavar="N", help="of a pod (default %(default)s: the CPU only)")
+    parser.add_argument("--replicas", type=positive, metavar="N", help="pods (default 2)")
+    parser.add_argument("--gpus", type=count, metavar="N", help="of a pod (default 0: the CPU only)")
     parser.add_argument("--trust", action="store_true", help="also load and serve files that may run code")
     parser.add_argument(
         "--no-measure", action="store_true", help="do not load the models; memory, cores and time to load are then guesses"
@@ -151,9 +155,23 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_chart(options: argparse.Namespace) -> int:
-    from tensorferry.deploy.options import ChartOptions
-    from tensorferry.deploy.start import deploy_chart
+    from tensorferry.deploy.options import ChartOptions, PipelineOptions
+    from tensorferry.deploy.start import deploy_chart, deploy_pipeline
+    from tensorferry.serve.options import is_pipeline
 
+    if is_pipeline(str(options.repository)):
+        if (options.models, options.replicas, options.gpus) != ("image", None, None):
+            raise BadOption("replicas and GPUs of a pipeline stand in its file, and models are in the images of its services")
+        return deploy_pipeline(
+            PipelineOptions(
+                file=options.repository,
+                to=options.to,
+                name=options.name,
+                image=options.image,
+                trust=options.trust,
+                measures=not options.no_measure,
+            )
+        )
     return deploy_chart(
         ChartOptions(
             repository=options.repository,
@@ -161,8 +179,8 @@ def _run_chart(options: argparse.Namespace) -> int:
             name=options.name,
             image=options.image,
             models=options.models,
-            replicas=options.replicas,
-            gpus=options.gpus,
+            replicas=options.replicas or 2,
+            gpus=options.gpus or 0,
             trust=options.trust,
             measures=not options.no_measure,
         )
@@ -180,8 +198,8 @@ def _run_kserve(options: argparse.Namespace) -> int:
             storage=options.storage,
             name=options.name,
             image=options.image,
-            replicas=options.replicas,
-            gpus=options.gpus,
+            replicas=options.replicas or 2,
+            gpus=options.gpus or 0,
             trust=options.trust,
             measures=not options.no_measure,
         )
@@ -206,7 +224,6 @@ def _run_image(options: argparse.Namespace) -> int:
 
 
 def _run_train(options: argparse.Namespace) -> int:
-    from tensorferry import BadOption
     from tensorferry.deploy.options import JobOptions
     from tensorferry.deploy.start import deploy_training
 

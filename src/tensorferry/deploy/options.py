@@ -20,6 +20,18 @@ class ChartOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """One chart for all services of a pipeline."""
+
+    file: Path
+    to: Path
+    name: str | None = None  # None: that of the folder `to`
+    image: str | None = None  # whose repositories begin so, as registry.example.com/team/assistant:1
+    trust: bool = False
+    measures: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """One file to build an image from."""
 

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions
+from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions, PipelineOptions
 
 
 def deploy_chart(options: ChartOptions) -> int:
@@ -12,6 +12,15 @@ def deploy_chart(options: ChartOptions) -> int:
     from tensorferry.deploy.chart import write_chart
 
     write_chart(options)
+    print(f"saved: {options.to}; next: ferry deploy check {options.to}, then its README.md")
+    return 0
+
+
+def deploy_pipeline(options: PipelineOptions) -> int:
+    """Write a chart for a pipeline, and say what to do with it."""
+    from tensorferry.deploy.pipeline import write_pipeline_chart
+
+    write_pipeline_chart(options)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then its README.md")
     return 0
 

@@ -35,9 +35,11 @@ class StartedService:
 
     service: PipelineService
     folder: Path  # of its models, with those that it calls
-    remotes: dict[str, dict[str, str]]
+    remotes: dict[str, dict[str, dict[str, str]]]  # service -> model -> its files here
     variables: dict[str, str]
     process: subprocess.Popen[str]
+    own_models: tuple[str, ...]
+    is_heard: bool  # what it says is passed on
     url: str = ""
     last_words: str = ""
     listens: threading.Event = field(default_factory=threading.Event)
@@ -45,12 +47,14 @@ class StartedService:
     def relay(self) -> None:
         """Pass on what it says, and note where it listens."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.last_words = line.strip()
-            if not self.url and (found := _LISTENS.search(line)):
-                self.url = found[1]
-                self.listens.set()
-            print(f"[{self.service.name}] {line}", end="", file=sys.stderr, flush=True)
+        with self.process.stderr as lines:
+            for line in lines:
+                self.last_words = line.strip()
+                if not self.url and (found := _LISTENS.search(line)):
+                    self.url = found[1]
+                    self.listens.set()
+                if self.is_heard:
+                    print(f"[{self.service.name}] {line}", end="", file=sys.stderr, flush=True)
         self.listens.set()
 
     def wait_until_ready(self) -> None:
@@ -74,25 +78,30 @@ class StartedService:
 
 
 @contextmanager
-def start_services(pipeline: Pipeline, options: Sequence[str], entry: Sequence[str] | None) -> Iterator[list[StartedService]]:
-    """All services while inside, each ready but the entry, which has options of its own; without them, all alike."""
+def start_services(
+    pipeline: Pipeline, options: Sequence[str], entry: Sequence[str] | None = None
+) -> Iterator[list[StartedService]]:
+    """All services while inside, each ready.
+
+    With options of its own, the entry is what clients ask: it is not waited for, and what the services say is passed on.
+    """
     started: dict[str, StartedService] = {}
     with tempfile.TemporaryDirectory(prefix="ferry-pipeline-") as folder, ExitStack() as running:
         for service in pipeline.services:
-            remotes: dict[str, dict[str, str]] = {}
-            for callee in service.calls:
-                remotes |= ask_remote_models(callee, started[callee].url, models_of(started[callee].service))
+            remotes = {name: ask_remote_models(name, started[name].url, started[name].own_models) for name in service.calls}
             models = compose(service, remotes, Path(folder, service.name))
-            variables = {variable_of(callee): started[callee].url for callee in service.calls}
+            variables = {variable_of(name): started[name].url for name in service.calls}
             is_entry = entry is not None and service.name == pipeline.entry
-            own = [*entry] if is_entry and entry is not None else [*_INNER, *options]
+            own = [*entry] if entry is not None and is_entry else [*_INNER, *options]
             command = [sys.executable, "-m", "tensorferry.cli", "serve", str(models), *own]
             process = subprocess.Popen(
                 command, env=os.environ | variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace"
             )
-            found = StartedService(service, models, remotes, variables, process)
-            running.callback(_stop, process)
-            threading.Thread(target=found.relay, name=f"relay-{service.name}", daemon=True).start()
+            own_models = tuple(sorted(models_of(service)))
+            found = StartedService(service, models, remotes, variables, process, own_models, is_heard=entry is not None)
+            relay = threading.Thread(target=found.relay, name=f"relay-{service.name}", daemon=True)
+            relay.start()
+            running.callback(_stop, process, relay)
             started[service.name] = found
             if not is_entry:
                 found.wait_until_ready()
@@ -123,8 +132,9 @@ def serve_pipeline(path: Path, options: Sequence[str], entry: Sequence[str]) -> 
             signal.signal(one, handler)
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
+def _stop(process: subprocess.Popen[str], relay: threading.Thread) -> None:
     """Let it drain: a server ends by itself once its time to do so is over."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     process.wait()
+    relay.join()

@@ -3,6 +3,7 @@
 import json
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ _SECONDS = 30.0
 _MAX_NBYTES = 2**24
 
 
-def ask_remote_models(service: str, url: str, names: set[str]) -> dict[str, dict[str, str]]:
+def ask_remote_models(service: str, url: str, names: Iterable[str]) -> dict[str, dict[str, str]]:
     """Files by name for each model of a running service, to put into the folder of one that calls it; raises BadModel."""
     found = {}
-    for name in sorted(names):
+    for name in names:
         path = f"/v2/models/{urllib.parse.quote(name, safe='')}/config"
         try:
             with urllib.request.urlopen(f"{url}{path}", timeout=_SECONDS) as answer:
@@ -43,7 +44,7 @@ def _describe(config: Any) -> str:
     return text
 
 
-def compose(service: PipelineService, remotes: dict[str, dict[str, str]], folder: Path) -> Path:
+def compose(service: PipelineService, remotes: dict[str, dict[str, dict[str, str]]], folder: Path) -> Path:
     """A folder with a service's own models, linked, and those that it calls; its own folder where it calls none."""
     if not remotes:
         return service.folder
@@ -51,9 +52,10 @@ def compose(service: PipelineService, remotes: dict[str, dict[str, str]], folder
     for model in service.folder.iterdir():
         if model.is_dir() and not model.name.startswith("."):
             (folder / model.name).symlink_to(model.resolve())
-    for name, files in remotes.items():
-        for file, text in files.items():
-            path = folder / name / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
+    written = {
+        folder / name / file: text for found in remotes.values() for name, files in found.items() for file, text in files.items()
+    }
+    for path, text in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
     return folder
