@@ -14,6 +14,7 @@ _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
   ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
+  ferry deploy image --train --to Containerfile                             the same for trainings
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
   ferry deploy train bert-pretrain --nodes 32 --gpus 8 --image registry.example.com/train:1 --to job/
   ferry deploy check charts/reviews                                         what a cluster would refuse
@@ -92,6 +93,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extra", action="append", default=[], metavar="NAME", help="also install an extra, as sources; repeatable"
     )
+    parser.add_argument("--train", action="store_true", help="an image for trainings: torch and the recipes, and no server")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of TensorFerry, below this folder (default: the release)")
     parser.add_argument("--base", metavar="IMAGE", help="with this version of Python (default: Python's own slim image)")
     parser.add_argument(
@@ -106,7 +108,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `ferry recipes`, or package.module:Recipe of the image")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the manifests")
-    parser.add_argument("--image", required=True, help="with the recipe, as registry.example.com/team/name:tag")
+    parser.add_argument("--image", help="with the recipe, as registry.example.com/team/name:tag (default: localhost/NAME)")
     parser.add_argument(
         "--kind",
         choices=("trainjob", "jobset", "job"),
@@ -217,6 +219,7 @@ def _run_image(options: argparse.Namespace) -> int:
             wheel=options.wheel,
             base=options.base,
             extras=tuple(options.extra),
+            is_for_training=options.train,
             has_digests=options.hashes,
             trust=options.trust,
         )

@@ -40,6 +40,7 @@ class ImageOptions:
     wheel: Path | None = None  # of ourselves; None: the release that the package index has
     base: str | None = None  # None: Python's own image, of the version that runs here
     extras: tuple[str, ...] = ()
+    is_for_training: bool = False  # with torch and the recipes in place of the server
     has_digests: bool = False  # checksums of all wheels, which pip asks the package index for
     trust: bool = False
 
@@ -65,7 +66,7 @@ class JobOptions:
 
     recipe: str
     to: Path
-    image: str
+    image: str | None = None  # None: one on this machine, called as the training
     kind: str = "trainjob"  # or jobset, job
     name: str | None = None  # None: that of the folder `to`
     nodes: int = 1

@@ -7,6 +7,7 @@ run in its folder when it is started again. The folder is on a claim that all po
 import math
 import re
 
+from tensorferry import __version__
 from tensorferry.deploy.chart import fill
 from tensorferry.deploy.check.pods import read_quantity
 from tensorferry.deploy.folder import check_target, write_folder
@@ -39,13 +40,14 @@ def write_training(options: JobOptions) -> None:
     check_target(options.to)
     name = check_name(options.name or options.to.name, "a training")
     processes = options.gpus or options.workers
-    _check(options, processes)
+    image = options.image or f"localhost/{name}:{__version__}"
+    _check(options, image, processes)
     memory, memory_note = _choose_memory(options, processes)
     train_args = list_arguments(options, name)
     shared = {
         "name": name,
         "title": printable(options.recipe),
-        "image": options.image,
+        "image": image,
         "nodes": options.nodes,
         "processes": processes,
         "gpus": options.gpus,
@@ -98,13 +100,11 @@ def list_arguments(options: JobOptions, name: str) -> list[str]:
     ]
 
 
-def _check(options: JobOptions, processes: int) -> None:
+def _check(options: JobOptions, image: str, processes: int) -> None:
     if options.gpus and options.workers > 1:
         raise BadOption(f"each of {options.gpus} GPUs gets a process; leave out --workers {options.workers}")
-    if not (image := split_image(options.image))["tag"] and not image["digest"]:
-        raise BadOption(
-            f"the image {options.image!r} has no tag, so what runs would change by itself; write it as {options.image}:1"
-        )
+    if not (parts := split_image(image))["tag"] and not parts["digest"]:
+        raise BadOption(f"the image {image!r} has no tag, so what runs would change by itself; write it as {image}:1")
     if re.search(r"\.py(:|$)", options.recipe):
         raise BadOption(
             f"{options.recipe!r} is a file of this machine; put it into a package of the image, and say package.module:Recipe"
