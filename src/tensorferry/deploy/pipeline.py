@@ -4,6 +4,8 @@ The services are started here once, as `ferry serve pipeline.yaml` does: that te
 callers have to know before it is there, and what each service needs.
 """
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorferry import __version__
@@ -39,24 +41,25 @@ def write_pipeline_chart(options: PipelineOptions) -> None:
     rows: list[dict[str, Any]] = []
     with start_services(pipeline, ["--trust"] if options.trust else []) as services:
         for started in services:
-            row = _describe(started, image)
+            row = _describe(started, image, options.file.parent)
             chart = _make_service_chart(options, row, started, pipeline)
             files |= {f"charts/{row['name']}/{file}": text for file, text in chart.items()}
             rows.append(row)
     shared = {"name": name, "entry": pipeline.entry, "services": rows, "version": CHART_VERSION, "app_version": __version__}
     files["Chart.yaml"] = fill("PipelineChart.yaml.j2", **shared)
     files["values.yaml"] = fill("pipeline_values.yaml.j2", **shared)
+    files["templates/NOTES.txt"] = fill("pipeline_notes.txt.j2", **shared)  # Helm 4 asks for the folder
     files["README.md"] = fill("pipeline_readme.md.j2", **shared)
     write_folder(options.to, files)
 
 
-def _describe(started: "StartedService", image: dict[str, str]) -> dict[str, Any]:
+def _describe(started: "StartedService", image: dict[str, str], root: Path) -> dict[str, Any]:
     service = started.service
     return {
         "name": service.name,
         "models": [printable(each) for each in started.own_models],
         "calls": service.calls,
-        "folder": printable(str(service.folder)),
+        "folder": printable(os.path.relpath(service.folder, root)),
         "image": image | {"repository": f"{image['repository']}-{service.name}"},
         "replicas": service.replicas,
         "gpus": service.gpus,
