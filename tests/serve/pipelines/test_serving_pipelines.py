@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -245,3 +247,17 @@ def test_a_pipeline_without_the_called_service_says_so_to_clients(tmp_path: Path
                 client.infer("triple", [tensor])
     finally:
         server.stop()
+
+
+def test_a_signal_while_services_start_ends_all_of_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tensorferry.cli", "serve", str(write_pipeline(tmp_path)), "--http-port", "0", "--no-grpc"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert "[back]" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(timeout=60) in (0, 143)  # 0: both were up by then
+        assert "stopped" in process.stderr.read()
+    finally:
+        process.kill()
+        process.stderr.close()

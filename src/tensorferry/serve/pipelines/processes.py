@@ -111,13 +111,17 @@ def start_services(
 def serve_pipeline(path: Path, options: Sequence[str], entry: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT, then drain the entry first; raises RunFailed where a service ends by itself."""
     told: list[int] = []
+    is_up = threading.Event()
 
     def note(number: int, _: FrameType | None) -> None:
         told.append(number)
+        if not is_up.is_set() and len(told) == 1:  # no service is waited for any more
+            raise SystemExit(128 + number)
 
     before = {one: signal.signal(one, note) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         with start_services(read_pipeline(path), options, entry) as services:
+            is_up.set()
             while not told:
                 ended = next((each for each in services if each.process.poll() is not None), None)
                 if ended is not None:
