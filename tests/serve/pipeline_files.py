@@ -6,6 +6,11 @@ from typing import Any
 import yaml
 from models import save_scale
 
+_TRIPLE = """
+max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: 4 }
+output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }
+"""
 _SIX = """
 platform: "ensemble"
 max_batch_size: 8
@@ -24,6 +29,8 @@ def write_pipeline(
     """The file, beside its folders of models; `changes` are to its services, None takes one away."""
     save_scale(folder / "front", "double", 2.0)
     save_scale(folder / "back", "triple", 3.0)
+    (folder / "back" / "triple" / "labels.txt").write_text("a\nb\nc\nd\n")
+    (folder / "back" / "triple" / "config.pbtxt").write_text(_TRIPLE)
     (folder / "front" / "six").mkdir()
     (folder / "front" / "six" / "config.pbtxt").write_text(_SIX.format(second=second, read=read, made=made))
     services: dict[str, Any] = {"front": {"models": "front", "calls": ["back"]}, "back": {"models": "back", "replicas": 3}}

@@ -39,6 +39,8 @@ def _describe(config: Any) -> str:
     ours = pb.ModelConfig(name=config.name, backend="remote", max_batch_size=config.max_batch_size)
     ours.input.extend(config.input)
     ours.output.extend(config.output)
+    for output in ours.output:
+        output.ClearField("label_filename")  # the file stays with the model
     ours.instance_group.add(count=_NUM_CONNECTIONS, kind=pb.ModelInstanceGroup.KIND_CPU)
     text: str = text_format.MessageToString(ours)
     return text
