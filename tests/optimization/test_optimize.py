@@ -45,7 +45,7 @@ def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
     assert {each.candidate.backend for each in result.candidates if each.passed} == {"onnxruntime", "openvino"}
     for candidate in result.candidates:
         # a CPU that computes in bf16 has candidates of it, too, whose values are coarser
-        assert candidate.comparison.agreement >= result.min_agreement
+        assert candidate.comparison.agreement >= result.gate.min_agreement
         assert candidate.precision == "bf16" or candidate.comparison.difference <= FP32_DIFFERENCE
         assert candidate.speed.latency_seconds > 0
     timed = [candidate for candidate in result.candidates if "first look" not in candidate.verdict]

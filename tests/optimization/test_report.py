@@ -11,6 +11,7 @@ from tensorferry.errors import BadOption
 from tensorferry.optimization.agreement import Comparison
 from tensorferry.optimization.candidates import CandidateResult, SearchResult, make_candidate
 from tensorferry.optimization.command import show_progress
+from tensorferry.optimization.gate import Gate
 from tensorferry.optimization.measure import Speed
 from tensorferry.optimization.report import OptimizationReport
 
@@ -22,7 +23,9 @@ LOST = CandidateResult(
     "ONNX Runtime int8 (static), 2 threads", "int8", "static", "agrees on 80 % <of> the samples", Comparison(0.8, 0.3)
 )
 ORIGINAL = CandidateResult("net & co, as it is (torch)", "fp32", "", "the original", Comparison(1.0, 0.0), Speed(0.004, 250.0, 1))
-REPORT = OptimizationReport(SearchResult("net & co", "torch", CHOSEN, (CHOSEN, LOST), ORIGINAL, "top1", 24, 0.99, ("a <note>",)))
+REPORT = OptimizationReport(
+    SearchResult("net & co", "torch", CHOSEN, (CHOSEN, LOST), ORIGINAL, "top1", 24, Gate(), ("a <note>",))
+)
 
 
 def test_the_table_has_every_candidate_and_the_reason() -> None:
