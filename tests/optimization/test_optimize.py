@@ -206,11 +206,12 @@ def test_samples_weights_and_calibration_may_be_the_names_of_files(tmp_path: Pat
     model = Picture().eval()
     save_file(model.state_dict(), tmp_path / "net.safetensors")
     np.save(tmp_path / "images.npy", make_images())
+    np.save(tmp_path / "others.npy", make_images(40)[24:])
     engine = ferry.optimize(
         f"{Path(__file__).with_name('nets.py')}:make_picture",
         str(tmp_path / "images.npy"),
         weights=str(tmp_path / "net.safetensors"),
-        calibrate=str(tmp_path / "images.npy"),
+        calibrate=str(tmp_path / "others.npy"),
         precision="int8",
         seconds=0.01,
     )

@@ -253,7 +253,7 @@ class Builder:
 def check_candidate(
     candidate: Candidate, reference: ReferenceAnswers, gate: Gate, look: Callable[[Runner], None] = lambda _: None
 ) -> tuple[Comparison | None, str]:
-    """How a freshly loaded candidate answers, and why it is rejected; no reason: it passes. One that answers is then looked at."""
+    """How a freshly loaded candidate answers, and why it is rejected (no reason: it passes); one that answers is looked at."""
     try:
         runtime = candidate.load(reference.signature)
     except Exception as error:  # a file that was written without an error may still be no model

@@ -109,10 +109,11 @@ def optimize(
     """The fastest inference engine that gives the answers of `model`: a module, a Keras model, or the path of one or of a run.
 
     `example` is a batch of real inputs (an array, a tuple, arrays by name, or a file of them; rows first): answers are compared
-    on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises,
-    calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the original on `min_agreement` (0.99) of
-    the rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest neighbour (embeddings), "close" within
-    1 %. With `targets`, the right classes, it passes if it loses at most `max_drop` of accuracy (0.005) or Dice (0.002) instead.
+    on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises
+    ("fp32,int8" does without bf16), calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the
+    original on `min_agreement` (0.99) of the rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest
+    neighbour (embeddings), "close" within 1 %. With `targets`, the right classes, it passes if it loses at most `max_drop` of
+    accuracy (0.005) or Dice (0.002) instead.
     """
     precisions = _read_precision(precision)
     _check_gate(min_agreement, targets, max_drop)
@@ -185,10 +186,14 @@ def _ask(loaded: LoadedSource, samples: Arrays, judge: str, deadline: float, tar
 
 
 def _read_precision(precision: str) -> tuple[str, ...]:
-    if precision not in PRECISIONS:
-        raise BadOption(
-            f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}; choose from {', '.join(PRECISIONS)}"
-        )
+    words = precision.split(",")
+    for word in words:
+        if word not in PRECISIONS:
+            raise BadOption(f"unknown precision {word!r}{did_you_mean(word, PRECISIONS)}; choose from {', '.join(PRECISIONS)}")
+    if len(words) > 1:
+        if "auto" in words:
+            raise BadOption(f"auto chooses precisions by itself, so it stands alone; received {precision!r}")
+        return tuple(each for each in ("fp32", "bf16", "int8") if each in words)
     if precision == "bf16" and not has_bf16():
         raise BadOption("this CPU does not compute in bf16 by itself, so it would be slower than fp32; take precision auto")
     return {"auto": ("fp32", "bf16"), "int8": ("fp32", "bf16", "int8")}.get(precision, (precision,))

@@ -34,7 +34,8 @@ def wilson_interval(share: float, num_answers: int) -> Interval:
     weight = _Z * _Z / num_answers
     middle = (share + weight / 2) / (1 + weight)
     half = _Z * math.sqrt(share * (1 - share) / num_answers + weight / (4 * num_answers)) / (1 + weight)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+    # rounding must not leave the share itself outside
+    return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
 def student_interval(values: Sequence[float]) -> Interval:

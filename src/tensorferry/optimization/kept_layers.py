@@ -1,7 +1,7 @@
 """An OpenVINO model with some layers back in fp32: their quantisers are passed by.
 
-NNCF puts a FakeQuantize before each input of a layer, its weights among them. A layer whose inputs skip theirs computes in fp32 again,
-with the weights that it had; its neighbours keep their own quantisers.
+NNCF puts a FakeQuantize before each input of a layer, its weights among them. A layer whose inputs skip theirs computes in fp32
+again, with the weights that it had; its neighbours keep their own quantisers.
 """
 
 from collections.abc import Collection
@@ -10,9 +10,7 @@ from typing import Any
 
 _QUANTISER = "FakeQuantize"
 # what only passes numbers on: a quantiser in front of it belongs to the layer behind
-_SHAPERS = frozenset(
-    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Convert", "Slice", "StridedSlice", "Split", "VariadicSplit"}
-)
+_SHAPERS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Convert", "Slice", "StridedSlice", "Split"})
 _PRODUCTS = frozenset(
     {"MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"},
 )

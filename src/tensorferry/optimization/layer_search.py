@@ -1,8 +1,8 @@
 """Which layers must stay in fp32 for an int8 file to pass the gate? As few as possible, the most sensitive ones first.
 
-A layer's sensitivity is what happens when it alone is quantised: the error of the answers, relative to their size, on samples of the
-calibration, so that the gate's samples choose nothing but the number of layers. Then the number of layers kept, from the most
-sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file that is let in has passed itself.
+A layer's sensitivity is what happens when it alone is quantised: the error of the answers, relative to their size, on samples of
+the calibration, so that the gate's samples choose nothing but the number of layers. Then the number of layers kept, from the most
+sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file that is let in has passed.
 """
 
 import math

@@ -3,11 +3,12 @@
 Which way works best depends on the graph, so each is a candidate like any other, and the gate decides. For OpenVINO: NNCF, and
 weights alone, which keep nearly every answer at a quarter of the size. For onnxruntime: static quantisation and dynamic
 quantisation (products of transformers, no calibration needed). Transformers get SmoothQuant (Xiao et al., 2022) in NNCF, and in
-onnxruntime only their products are quantised: the mask that is added to attention reaches to -3e38, and on 256 steps from there to
-zero every score is the same. Without VNNI pairs of products overflow 16 bits unless weights keep to half of their range; all but
-the weights alone do.
+onnxruntime only their products are quantised: the mask that is added to attention reaches to -3e38, and on 256 steps from there
+to zero every score is the same. Without VNNI pairs of products overflow 16 bits unless weights keep to half of their range; all
+but the weights alone do.
 
-NNCF and static quantisation prepare once and can then write a file in which some layers stay in fp32: `layer_search.py` looks for which.
+NNCF and static quantisation prepare once and can then write files in which some layers stay in fp32; `layer_search.py` finds
+out which.
 """
 
 import contextlib

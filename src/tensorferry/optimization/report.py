@@ -13,6 +13,7 @@ from rich.text import Text
 from tensorferry.optimization.candidates import CandidateResult, SearchResult
 from tensorferry.optimization.gate import describe_interval, describe_points, percent
 from tensorferry.optimization.intervals import Interval
+from tensorferry.optimization.search_picture import HEIGHT, WIDTH, draw_search
 from tensorferry.pages import PageHead, check_ending, render, write_page
 from tensorferry.report.table import NUM_COLUMNS, render_parts
 from tensorferry.units import format_bytes, format_seconds
@@ -52,6 +53,17 @@ class OptimizationReport:
             "original": _as_json(result.baseline),
             "candidates": [_as_json(candidate) for candidate in result.candidates],
             "notes": list(result.notes),
+            "tried": [
+                {
+                    "file": each.title,
+                    "seconds": each.seconds,
+                    "agreement": each.comparison.agreement,
+                    "agreement_interval": list(_ends(each.comparison.interval)),
+                    "passed": each.passed,
+                    "num_layers_in_fp32": each.num_kept,
+                }
+                for each in result.tried
+            ],
         }
 
 
@@ -71,6 +83,7 @@ def _as_json(candidate: CandidateResult) -> dict[str, Any]:
         "drop": None if lost is None else lost.drop,
         "drop_interval": None if lost is None else list(_ends(lost.interval)),
         "nbytes": candidate.nbytes,
+        "layers_in_fp32": list(candidate.kept),
         "verdict": candidate.verdict,
     }
 
@@ -174,6 +187,9 @@ def html_page(result: SearchResult) -> str:
         head=PageHead("TensorFerry engine", headline(result), circumstances(result), "waiting" if kept else "fits"),
         columns=COLUMNS[:-1],
         candidates=_make_rows(result),
+        picture=draw_search(result),
+        picture_width=WIDTH,
+        picture_height=HEIGHT,
         notes=result.notes,
     )
 
