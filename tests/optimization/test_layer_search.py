@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nets import make_texts
 
 import tensorferry as ferry
 from tensorferry.optimization.layer_search import find_fewest, rank_layers, short_name
@@ -55,6 +56,28 @@ def test_the_card_says_which_layers_stayed(fragile_engine: ferry.Engine, tmp_pat
     assert card["engine"]["layers_in_fp32"] == list(fragile_engine.result.chosen.kept)
     low, high = card["agreement"]["interval_95"]
     assert low < card["agreement"]["share"] <= high
+
+
+def test_a_mask_that_reaches_far_below_the_scores_does_not_cost_static_int8_its_answers() -> None:
+    class Attention(torch.nn.Module):
+        """Classes of texts by one layer of attention; what the mask hides counts -3e38."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = torch.nn.Embedding(50, WIDTH)
+            self.look = torch.nn.Linear(WIDTH, 3 * WIDTH)
+            self.head = torch.nn.Linear(WIDTH, 3)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.look(3 * self.embed(ids)).chunk(3, -1)
+            hidden = torch.where(mask[:, None] > 0, 0.0, torch.finfo(torch.float32).min)
+            return self.head((torch.softmax(query @ key.transpose(1, 2) + hidden, -1) @ value)[:, 0])
+
+    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=60)
+    (static,) = [each for each in engine.result.tried if "(static)" in each.title]
+    assert static.comparison.agreement >= 0.9
+    engine.close()
 
 
 def test_layers_are_ranked_by_what_quantising_them_alone_does() -> None:

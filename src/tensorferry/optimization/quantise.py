@@ -2,10 +2,12 @@
 
 Which way works best depends on the graph, so each is a candidate like any other, and the gate decides. For OpenVINO: NNCF, and
 weights alone, which keep nearly every answer at a quarter of the size. For onnxruntime: static quantisation and dynamic
-quantisation (products of transformers, no calibration needed). Transformers get SmoothQuant (Xiao et al., 2022) in NNCF, and in
-onnxruntime only their products are quantised: the mask that is added to attention reaches to -3e38, and on 256 steps from there
-to zero every score is the same. Without VNNI pairs of products overflow 16 bits unless weights keep to half of their range; all
-but the weights alone do.
+quantisation (products of transformers, no calibration needed). Without VNNI pairs of products overflow 16 bits unless weights
+keep to half of their range; all but the weights alone do.
+
+Transformers get NNCF's SmoothQuant (Xiao et al., 2022). In onnxruntime only the inputs of their products are quantised: the mask
+that is added to attention reaches to -3e38, and on 256 steps from there to zero every score is the same; and what products give
+has a few values far above the others, which sums and norms then take in fp32 anyway.
 
 NNCF and static quantisation prepare once and can then write files in which some layers stay in fp32; `layer_search.py` finds
 out which.
@@ -22,6 +24,8 @@ import numpy as np
 from tensorferry.extras import missing_extra
 from tensorferry.optimization.kept_layers import list_layers, write_kept
 from tensorferry.optimization.samples import MAX_CALIBRATION, Arrays
+
+_PRODUCTS = ["MatMul", "Gemm"]
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,14 @@ def _prepare_static(path: Path, samples: Arrays, scratch: Path) -> QuantisedMode
             folder / "model.onnx",
             Reader(),
             quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul", "Gemm"] if is_transformer else None,
+            op_types_to_quantize=_PRODUCTS if is_transformer else None,
             nodes_to_exclude=list(kept),
             per_channel=True,
             reduce_range=not _has_vnni(),
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibration_cache_path=scratch / "ranges.json",
+            extra_options={"OpTypesToExcludeOutputQuantization": _PRODUCTS} if is_transformer else None,
         )
         return folder / "model.onnx"
 
