@@ -6,7 +6,7 @@ from scipy import stats
 
 from tensorferry.errors import BadOption
 from tensorferry.optimization.agreement import Comparison
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.intervals import Interval, count_needed, drop_interval, student_interval, wilson_interval
 from tensorferry.optimization.metric import find_metric, measure_drop
 from tensorferry.optimization.samples import read_targets, split_samples
@@ -41,10 +41,10 @@ def test_samples_that_tell_99_from_98_percent_are_counted() -> None:
 
 def test_too_few_samples_are_said_to_be_too_few() -> None:
     few = Comparison(1.0, 0.0, interval=wilson_interval(1.0, 32), num_answers=32)
-    assert "cannot tell 99 % agreement from 98 % (89.3 to 100 % at 95 %); about 189 would" in Gate().find_doubt(few)
-    assert Gate().find_reason(few) == ""
+    assert "cannot tell 99 % agreement from 98 % (89.3 to 100 % at 95 %); about 189 would" in AnswerGate().find_doubt(few)
+    assert AnswerGate().find_reason(few) == ""
     enough = Comparison(1.0, 0.0, interval=wilson_interval(1.0, 200), num_answers=200)
-    assert Gate().find_doubt(enough) == ""
+    assert AnswerGate().find_doubt(enough) == ""
 
 
 def test_where_the_right_answers_are_known_only_what_is_lost_of_them_counts() -> None:
@@ -55,11 +55,11 @@ def test_where_the_right_answers_are_known_only_what_is_lost_of_them_counts() ->
     lost = measure_drop("accuracy", targets, original, candidate)
     assert (lost.original, lost.candidate, lost.drop) == (0.8, 0.8, 0.0)
     comparison = Comparison(0.9, 0.1, interval=wilson_interval(0.9, 100), num_answers=100, metric_drop=lost)
-    assert Gate(max_drop=0.005).find_reason(comparison) == ""
-    assert "agrees on 90 %" in Gate().find_reason(comparison)
+    assert AnswerGate(max_drop=0.005).find_reason(comparison) == ""
+    assert "agrees on 90 %" in AnswerGate().find_reason(comparison)
     candidate[50] = (targets[50] + 1) % 4
     worse = Comparison(0.89, 0.1, metric_drop=measure_drop("accuracy", targets, original, candidate))
-    assert "loses 1 points of accuracy; at most 0.5 points may be lost" in Gate(max_drop=0.005).find_reason(worse)
+    assert "loses 1 points of accuracy; at most 0.5 points may be lost" in AnswerGate(max_drop=0.005).find_reason(worse)
 
 
 def test_dice_is_of_each_sample_without_the_background() -> None:

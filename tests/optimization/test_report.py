@@ -11,7 +11,7 @@ from tensorferry.errors import BadOption
 from tensorferry.optimization.agreement import Comparison
 from tensorferry.optimization.candidates import CandidateResult, SearchResult, TriedFile, make_candidate
 from tensorferry.optimization.command import show_progress
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.intervals import Interval, wilson_interval
 from tensorferry.optimization.measure import Speed
 from tensorferry.optimization.metric import MetricDrop
@@ -30,7 +30,7 @@ TRIED = (
     TriedFile(LOST.title, "int8", 0.0005, Comparison(0.8, 0.3), passed=False),
 )
 REPORT = OptimizationReport(
-    SearchResult("net & co", "torch", CHOSEN, (CHOSEN, LOST), ORIGINAL, "top1", 24, Gate(), ("a <note>",), TRIED)
+    SearchResult("net & co", "torch", CHOSEN, (CHOSEN, LOST), ORIGINAL, "top1", 24, AnswerGate(), ("a <note>",), TRIED)
 )
 
 
@@ -86,7 +86,7 @@ def test_the_report_says_the_interval_and_what_is_lost() -> None:
     assert "99 % asked for; the chosen one's true agreement is 86.2 to 100 % at 95 %" in text
     lost = MetricDrop("accuracy", 0.9, 0.895, Interval(-0.002, 0.012))
     judged = replace(CHOSEN, comparison=Comparison(0.97, 2e-7, metric_drop=lost))
-    text = " ".join(str(OptimizationReport(replace(REPORT.result, chosen=judged, gate=Gate(max_drop=0.005)))).split())
+    text = " ".join(str(OptimizationReport(replace(REPORT.result, chosen=judged, gate=AnswerGate(max_drop=0.005)))).split())
     assert "Accuracy goes from 90 % to 89.5 %, a drop of -0.2 to 1.2 points at 95 %; at most 0.5 points were asked for." in text
 
 

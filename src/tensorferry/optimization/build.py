@@ -15,7 +15,7 @@ from tensorferry.extras import install_command
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, compare_answers
 from tensorferry.optimization.candidates import Candidate, CandidateResult, TriedFile, has_bf16, make_candidate
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.layer_search import describe_kept, find_fewest, rank_layers, take_probe
 from tensorferry.optimization.measure import has_free_batch, take_rows, time_batch
 from tensorferry.optimization.quantise import QuantisedModel, Quantiser, list_quantisers
@@ -52,7 +52,7 @@ class SearchOptions:
     """What the user asked for."""
 
     precisions: tuple[str, ...] = ("fp32", "bf16")
-    gate: Gate = field(default_factory=Gate)
+    gate: AnswerGate = field(default_factory=AnswerGate)
     seconds: float = 120.0
     calibration: Arrays | None = None  # for int8: samples that answers are not compared on
     notes: tuple[str, ...] = ()  # how the samples were split
@@ -251,7 +251,7 @@ class Builder:
 
 
 def check_candidate(
-    candidate: Candidate, reference: ReferenceAnswers, gate: Gate, look: Callable[[Runner], None] = lambda _: None
+    candidate: Candidate, reference: ReferenceAnswers, gate: AnswerGate, look: Callable[[Runner], None] = lambda _: None
 ) -> tuple[Comparison | None, str]:
     """How a freshly loaded candidate answers, and why it is rejected (no reason: it passes); one that answers is looked at."""
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.measure import Speed
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature
 from tensorferry.serve.runtimes.table import load_runtime
@@ -160,7 +160,7 @@ class SearchResult:
     baseline: CandidateResult  # the original, measured in the same way
     judge: str
     num_samples: int
-    gate: Gate
+    gate: AnswerGate
     notes: tuple[str, ...] = ()
     tried: tuple[TriedFile, ...] = ()  # every file, those that did not pass too, in the order of the search
 

@@ -12,7 +12,7 @@ from tensorferry.messages import did_you_mean
 from tensorferry.optimization.agreement import ReferenceAnswers, ask_original, class_axis
 from tensorferry.optimization.build import ScratchFolder, SearchOptions, Tell
 from tensorferry.optimization.candidates import SearchResult, has_bf16
-from tensorferry.optimization.gate import MIN_AGREEMENT, Gate
+from tensorferry.optimization.gate import MIN_AGREEMENT, AnswerGate
 from tensorferry.optimization.metric import MAX_DROP, refuse_targets
 from tensorferry.optimization.report import OptimizationReport
 from tensorferry.optimization.repository import read_target
@@ -166,12 +166,12 @@ def _check_gate(min_agreement: float | None, targets: Any, max_drop: float | Non
         raise BadOption("agreement is asked for where the right answers are not known, a drop where they are; give one of them")
 
 
-def _make_gate(min_agreement: float | None, max_drop: float | None, metric: str) -> Gate:
+def _make_gate(min_agreement: float | None, max_drop: float | None, metric: str) -> AnswerGate:
     if max_drop is not None and not metric:
         raise BadOption("a drop is measured against the right answers; give them with --targets (targets in Python)")
     if min_agreement is not None or not metric:
-        return Gate(MIN_AGREEMENT if min_agreement is None else min_agreement)
-    return Gate(MIN_AGREEMENT, MAX_DROP[metric] if max_drop is None else max_drop)
+        return AnswerGate(MIN_AGREEMENT if min_agreement is None else min_agreement)
+    return AnswerGate(MIN_AGREEMENT, MAX_DROP[metric] if max_drop is None else max_drop)
 
 
 def _ask(loaded: LoadedSource, samples: Arrays, judge: str, deadline: float, targets: Array | None) -> ReferenceAnswers:

@@ -15,7 +15,7 @@ _POINT = 0.01  # what samples should be able to tell
 
 
 @dataclass(frozen=True)
-class Gate:
+class AnswerGate:
     """What is asked for."""
 
     min_agreement: float = MIN_AGREEMENT

@@ -20,7 +20,7 @@ from tensorferry.machine import count_cores, find_processor
 from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, relative_difference
 from tensorferry.optimization.build import check_candidate
 from tensorferry.optimization.candidates import Candidate, SearchResult
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.repository import (
     LABELS_NAME,
     NewVersion,
@@ -226,7 +226,7 @@ def _make_card(source: Source, result: SearchResult, folder: Path) -> dict[str, 
     }
 
 
-def _describe_drop(comparison: Comparison, gate: Gate) -> dict[str, Any] | None:
+def _describe_drop(comparison: Comparison, gate: AnswerGate) -> dict[str, Any] | None:
     """What is lost of accuracy or Dice; None where the right answers are not known."""
     lost = comparison.metric_drop
     if lost is None:

@@ -23,7 +23,7 @@ from tensorferry.optimization.candidates import (
     make_candidate,
     thread_counts,
 )
-from tensorferry.optimization.gate import Gate
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.optimization.sources.source import Source, quiet_exporters, root_cause
 from tensorferry.serve.runtimes.runtime import Runner
@@ -76,7 +76,7 @@ def search(
     )
 
 
-def _note_doubt(chosen: CandidateResult, gate: Gate) -> Iterator[str]:
+def _note_doubt(chosen: CandidateResult, gate: AnswerGate) -> Iterator[str]:
     """Where it is not fp32 that was chosen: whether the samples are enough to be sure of it."""
     if chosen.precision != "fp32" and chosen.comparison is not None:
         doubt = gate.find_doubt(chosen.comparison)
@@ -232,7 +232,7 @@ def _keep_original(
     except Exception as error:
         raise BadModel(f"cannot be saved: {root_cause(error)}") from error
     candidate = replace(make_candidate(source.keep.backend, "fp32", path, count_cores()), trust=source.keep.trust)
-    comparison, reason = check_candidate(candidate, reference, Gate(1.0))
+    comparison, reason = check_candidate(candidate, reference, AnswerGate(1.0))
     if reason:
         raise BadModel(f"once it is saved: {reason}")
     speed, verdict = _look_at(candidate, reference, deadline), f"the original: {why}"

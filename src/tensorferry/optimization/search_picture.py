@@ -74,7 +74,7 @@ def draw_search(result: SearchResult) -> SearchPicture | None:
     return SearchPicture(
         tuple(files),
         tuple(PictureTick(place_x(longest * step), format_seconds(longest * step)) for step in steps[1:]),
-        tuple(PictureTick(place_y(1 - (1 - lowest) * step), percent(1 - (1 - lowest) * step)) for step in steps),
+        tuple(PictureTick(place_y(1 - (1 - lowest) * step), f"{100 * (1 - (1 - lowest) * step):.3g} %") for step in steps),
         place_y(asked) if result.gate.max_drop is None else None,
     )
 
