@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tensorferry.engines.keras import LargeModel
     from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
+    from tensorferry.engines.torch.weight_files import load_onto_tier
     from tensorferry.estimation import Estimate, estimate
     from tensorferry.machine import Machine, find_machine, list_machines
     from tensorferry.optimization import Engine, optimize
@@ -88,6 +89,7 @@ __all__ = [
     "find_machine",
     "large_model",
     "list_machines",
+    "load_onto_tier",
     "make_plan",
     "optimize",
     "precision",
@@ -113,6 +115,7 @@ _HOMES = {
     "estimate": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
+    "load_onto_tier": "tensorferry.engines.torch.weight_files",
     "list_machines": "tensorferry.machine",
     "make_plan": "tensorferry.plan",
     "optimize": "tensorferry.optimization",

@@ -66,6 +66,11 @@ class ResidentMeter:
         """Begin a new peak. Where the kernel refuses, peaks only ever grow and ops show no workspace of their own."""
         self._begin_peak()
 
+    def forget_highest(self) -> None:
+        """Begin a new peak, and the highest one anew with it."""
+        self._begin_peak()
+        self._highest_nbytes = 0
+
     def highest_nbytes(self) -> int:
         """The highest resident memory ever read, resets or not."""
         self._highest_nbytes = max(self._highest_nbytes, self.peak_nbytes())

@@ -68,7 +68,9 @@ class _Counting(Adversary):
 
 
 def _large(model: nn.Module, optimizer: torch.optim.Optimizer | None, budget_nbytes: int) -> LargeTraining:
-    return LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)))
+    return LargeTraining(
+        model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(_Counting(model, optimizer)), weights=False
+    )
 
 
 def _between(model: nn.Module) -> int:
@@ -385,7 +387,7 @@ PROGRAM = """
     model, optimizer = make(width, num_layers)
     budget = int(sys.argv[1])
     try:
-        with ferry.large_model(model, budget=budget) as big:
+        with ferry.large_model(model, budget=budget, weights=False) as big:
             for _ in range(2):
                 train(model, optimizer, x)
         peak = max(meter.highest_nbytes() - before, big.report().measured_peak_nbytes)

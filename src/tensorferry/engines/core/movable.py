@@ -78,6 +78,10 @@ class Movable(ABC, Generic[Block]):
     def empty(self) -> None:
         """Its bytes are safe on the tier."""
 
+    def keep_slot(self, slot: Any) -> bool:  # noqa: ARG002
+        """Its bytes are back: whether it keeps them on the tier too, so as to leave again without a copy."""
+        return False
+
     def make_target(self) -> Block | None:
         """The block that its bytes come back to; None for a new one."""
         return None
@@ -151,9 +155,16 @@ class Swapper(Generic[Block]):
             self.wait_for(copy, "come back from")
         block = copy.take()
         slot, movable.slot, movable.copy_in = movable.slot, None, None
-        self._device.release(slot)
+        if not movable.keep_slot(slot):
+            self._device.release(slot)
         movable.restore(block)
         movable.has_returned = True
+
+    def leave(self, movable: Movable[Block], slot: Any) -> None:
+        """Let the block go without a copy: a slot that was kept has the same bytes."""
+        assert movable.residency is Residency.RESIDENT
+        movable.slot = slot
+        movable.empty()
 
     def cancel_swap_in(self, movable: Movable[Block]) -> None:
         """Let the block of a copy in go, a new one that nobody has read; the bytes are still on the tier."""

@@ -120,6 +120,10 @@ class AcceleratorDevice(Device):
         self._highest_nbytes = self.highest_nbytes()
         torch.accelerator.reset_peak_memory_stats(self.device)
 
+    def forget_highest(self) -> None:
+        self.reset_peak()
+        self._highest_nbytes = 0
+
     def highest_nbytes(self) -> int:
         return max(self._highest_nbytes, self.peak_nbytes())
 

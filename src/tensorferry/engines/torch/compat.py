@@ -118,7 +118,8 @@ def hook_tables(module: torch.nn.Module) -> list[dict[int, Any]]:
 
 def takes_gradients_early(parameter: torch.Tensor) -> bool:
     """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
-    return bool(parameter._post_accumulate_grad_hooks)
+    hooks = parameter._post_accumulate_grad_hooks or {}
+    return any(getattr(hook, "takes_gradient", True) for hook in hooks.values())
 
 
 def compiler_is_loaded() -> bool:

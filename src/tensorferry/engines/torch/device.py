@@ -14,7 +14,7 @@ import torch
 from tensorferry.engines.core.copies import CopyIn, CopyLane, CopyOut, ThreadCopyIn, ThreadCopyOut
 from tensorferry.engines.resident import Heap, ResidentMeter, SmallPages, is_capped
 from tensorferry.plan import Lane, Plan
-from tensorferry.tiers import Tier
+from tensorferry.tiers import FileSlice, Tier
 from tensorferry.trace import Trace
 
 
@@ -97,6 +97,9 @@ class Device(ABC):
     def highest_nbytes(self) -> int:
         """The most held since the device was opened."""
 
+    def forget_highest(self) -> None:  # noqa: B027
+        """Let the most held be counted from now on."""
+
     @abstractmethod
     def copy_out(self, block: torch.UntypedStorage, label: str) -> CopyOut[torch.UntypedStorage]:
         """Start moving a block's bytes to the tier."""
@@ -174,6 +177,9 @@ class CpuDevice(Device):
     def highest_nbytes(self) -> int:
         return self.meter.highest_nbytes() - self.before_nbytes
 
+    def forget_highest(self) -> None:
+        self.meter.forget_highest()
+
     def include(self, nbytes: int) -> None:
         self.before_nbytes -= nbytes
 
@@ -216,7 +222,8 @@ class CpuDevice(Device):
         return copy
 
     def release(self, slot: Any) -> None:
-        self.tier.release(slot)
+        if not isinstance(slot, FileSlice):
+            self.tier.release(slot)
 
     def close(self) -> None:
         for lane in self._lanes.values():
@@ -237,7 +244,10 @@ class _FileCopyIn(ThreadCopyIn[torch.UntypedStorage]):
     def read(self) -> torch.UntypedStorage:
         into, self._into = self._into, None
         if into is not None:
-            self._tier.read_into(self._slot, block_bytes(into))
+            if isinstance(self._slot, FileSlice):
+                self._slot.read_into(block_bytes(into))
+            else:
+                self._tier.read_into(self._slot, block_bytes(into))
             return into
         memory = self._tier.read(self._slot)
         return torch.frombuffer(memory.mapping, dtype=torch.uint8, count=self.nbytes, offset=memory.offset).untyped_storage()

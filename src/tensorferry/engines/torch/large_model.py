@@ -6,10 +6,13 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -35,15 +38,19 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
-from tensorferry.errors import BadModel, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
+from tensorferry.engines.torch.weight_files import place, write_weights
+from tensorferry.engines.torch.weights import WeightWindow
+from tensorferry.errors import BadModel, BadOption, BadUse, FerryError, GraphFreed, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import part_too_small, stopped, too_small, too_small_to_begin
+from tensorferry.plan.weights import find_windowed
 from tensorferry.report import Report
+from tensorferry.tiers import FileSlice
 from tensorferry.trace import Trace
-from tensorferry.units import parse_bytes
+from tensorferry.units import format_bytes, parse_bytes
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
 _MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
@@ -55,6 +62,7 @@ _MOST_COLD_SHARE, _MOST_COLD_NBYTES, _RECORDS_NBYTES_PER_OP = 0.05, 32 * 2**20, 
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
+_NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
 
 class AnyStep(Protocol):
@@ -76,6 +84,7 @@ def large_model(
     *,
     tier: str = "auto",
     recompute: bool = True,
+    weights: str | bool = "auto",
     min_nbytes: int = MIN_NBYTES,
     watchdog_seconds: float = 120.0,
 ) -> "LargeTraining":
@@ -83,7 +92,9 @@ def large_model(
 
     budget: "2GiB", bytes, or "auto" (most of what is free). It is for everything a step holds at once: weights, gradients,
     optimizer state, activations, workspace. tier: "auto", "disk", "disk:/path", "shm", or "pinned" (accelerators).
-    recompute: whether cheap ops may run again instead of being swapped. min_nbytes: smaller storages stay.
+    recompute: whether cheap ops may run again instead of being swapped. weights: whether weights, their gradients and the
+    optimizer's state wait on the tier outside of their use; "auto": where the budget is too small for them to stay.
+    min_nbytes: smaller storages stay.
 
         with ferry.large_model(model, budget="2GiB") as big:
             for x, y in batches:
@@ -91,7 +102,7 @@ def large_model(
                 optimizer.step(); optimizer.zero_grad()
         print(big.report())
     """
-    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds)
+    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds, weights=weights)
 
 
 class LargeTraining:
@@ -106,6 +117,8 @@ class LargeTraining:
         min_nbytes: int,
         watchdog_seconds: float,
         open_device: DeviceOpener = open_device,
+        *,
+        weights: str | bool = "auto",
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
@@ -118,6 +131,9 @@ class LargeTraining:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._open_device = open_device
+        self._weights = _read_weights(weights, model)
+        self._window: WeightWindow | None = None  # where weights move
+        self._window_is_guessed = False  # it was opened before anything was known of a step
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
         self._history: OpHistory | None = None
         self._step: AnyStep | None = None
@@ -135,6 +151,7 @@ class LargeTraining:
         self._error: BaseException | None = None
         self._exit = ExitStack()
         self._part_hooks = ExitStack()  # until the first step has ended
+        self._window_hooks = ExitStack()
 
     # entering and leaving
 
@@ -151,7 +168,10 @@ class LargeTraining:
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
             self._store.retry.make_room = self._swap_out_all
+            is_on_tier = any(parameter.device.type == "meta" for parameter in self._model.parameters())
+            sources = place(self._model, self._min_nbytes) if is_on_tier else {}
             self._states = OptimizerStates(self._store, self._model)
+            stack.callback(self._window_hooks.close)
             stack.callback(self._close)
             stack.enter_context(self._states.watching(memory.optimizers))
             self._names = LayerNames(self._model)
@@ -170,6 +190,9 @@ class LargeTraining:
                 stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
             stack.enter_context(running_uncompiled(self._note_compiled))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+            if sources:
+                self._open_window(self._limit_nbytes // 2, sources)
+                self._weights = self._window_is_guessed = True
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
         self._entered = True
@@ -201,6 +224,8 @@ class LargeTraining:
 
     def _bring_states_back(self) -> None:
         try:
+            if self._window is not None:
+                self._window.close()
             self._states.make_all_resident()
         except (FerryError, torch.OutOfMemoryError) as error:
             num_left = self._states.move_to_host()
@@ -218,6 +243,11 @@ class LargeTraining:
         if self._store.busy:
             return func(*args, **kwargs)
         self._device.before_op(args, kwargs)
+        if self._window is not None:
+            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs)
+        return self._run_op_of_step(func, args, kwargs)
+
+    def _run_op_of_step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._step is None:
             self._states.make_touched_resident(args, kwargs)
             return self._store.run_op(func, args, kwargs)
@@ -290,6 +320,8 @@ class LargeTraining:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
         if expected is None:
+            if self._weights is True and self._window is None:
+                self._open_window(self._limit_nbytes // 2)
             self._refuse_model_memory()
             return
         # state that is not in the forecast can wait elsewhere all that time
@@ -297,9 +329,50 @@ class LargeTraining:
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
+        trace = self._let_weights_move(trace)
         self._refuse_below_floor(trace, is_cold=True, is_part=not _is_most_of(module, self._model))
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(trace.storages[s].nbytes for s in trace.movable))
+
+    def _let_weights_move(self, trace: Trace) -> Trace:
+        """The trace of a step as it will run: where it does not fit otherwise, weights begin to move."""
+        if self._window is None:
+            if self._weights is False or (self._weights == "auto" and self._fits(find_floor(trace).nbytes)):
+                return trace
+            windowed = find_windowed(trace, self._min_nbytes)
+            if self._weights == "auto" and not self._fits(windowed.floor.nbytes):
+                narrowest = windowed.with_window(windowed.min_window_nbytes)
+                return min(trace, narrowest, key=lambda each: find_floor(each).nbytes)  # whose floor is named
+            self._open_window(windowed.window_for(self._limit_nbytes - _cold_nbytes(windowed.floor.nbytes)))
+        assert self._window is not None
+        windowed = find_windowed(trace, self._min_nbytes)
+        if self._window_is_guessed:
+            self._window_is_guessed = False
+            self._window.window_nbytes = max(self._window.min_nbytes, windowed.window_for(self._limit_nbytes))
+        return windowed.with_window(self._window.window_nbytes)
+
+    def _fits(self, floor_nbytes: int) -> bool:
+        """Whether a step of which nothing has been measured is expected to run."""
+        return floor_nbytes + _cold_nbytes(floor_nbytes) <= self._limit_nbytes
+
+    def _open_window(self, window_nbytes: int, sources: Mapping[torch.nn.Parameter, FileSlice] = _NO_SOURCES) -> None:
+        window = self._window = WeightWindow(self._store, self._model, window_nbytes)
+        self._states.make_all_resident()
+        self._states.moves_elsewhere = window.holds
+        self._window_hooks.enter_context(window.moving(self._states.optimizers, sources))
+        self._device.trim()
+        self._device.forget_highest()  # what was built in memory before was the user's own
+        self._note(
+            f"weights, their gradients and the optimizer's state wait on {self._tier.describe} outside of their use; "
+            f"{format_bytes(window_nbytes)} of them are resident at most"
+        )
+
+    def _resident_nbytes(self) -> int:
+        """What is resident before a step, with a full window."""
+        resident_nbytes = self._device.resident_nbytes()
+        if self._window is None:
+            return resident_nbytes
+        return resident_nbytes - self._window.resident_nbytes + self._window.window_nbytes
 
     # steps
 
@@ -320,7 +393,8 @@ class LargeTraining:
             step: RecordingStep | PlannedStep
             reuses_freed = False
             if history.mode is StepMode.RECORDED:
-                step = RecordingStep(self._store, Recorder(self._model, self._device, self._names), self._states, self._refuse_op)
+                recorder = Recorder(self._model, self._device, self._names, self._is_counted)
+                step = RecordingStep(self._store, recorder, self._states, self._refuse_op)
             else:
                 assert history.schedule is not None
                 # at a floor above it the margin is given up rather than a training that has begun
@@ -334,7 +408,13 @@ class LargeTraining:
             self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(persistent_blocks(self._model), step.log.copies if isinstance(step, PlannedStep) else None)
+            if self._window is not None:
+                self._window.begin_step(step.recorder.hand_over if isinstance(step, RecordingStep) else None)
             step.swap_out_states()
+
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        """Whether a trace counts a tensor: of what moves through the window, the window is."""
+        return self._device.holds(tensor) and (self._window is None or not self._window.holds(tensor))
 
     def _end_step(self) -> None:
         step, history = self._step, self._history
@@ -361,13 +441,19 @@ class LargeTraining:
     def _plan(self, history: OpHistory) -> None:
         self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
-        trace = history.refresh_trace(self._device.resident_nbytes())
+        trace = history.refresh_trace(self._resident_nbytes())
+        excess_nbytes = find_floor(trace).nbytes - self._limit_nbytes
+        if self._window is not None and excess_nbytes > 0:
+            self._window.narrow(excess_nbytes)
+            trace = history.refresh_trace(self._resident_nbytes())
         self._refuse_below_floor(trace)
         if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        history.make_plan(self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse)
+        history.make_plan(
+            self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse and self._window is None
+        )
         self._num_plans += 1
         assert history.plan is not None
         self._tier.check_room(history.plan.nbytes(Action.SWAP))
@@ -385,7 +471,7 @@ class LargeTraining:
         `is_part`: the step has more than the trace, and nobody knows how much.
         """
         floor = find_floor(trace)
-        cold_nbytes = min(int(_COLD_SHARE * floor.nbytes), _MAX_COLD_NBYTES) if is_cold else 0
+        cold_nbytes = _cold_nbytes(floor.nbytes) if is_cold else 0
         # what was measured fitted into the budget once, margin or not
         is_below = floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes)
         if is_part:
@@ -404,6 +490,10 @@ class LargeTraining:
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
+        if demand_nbytes > room_nbytes and self._window is not None:
+            self._window.narrow(demand_nbytes - room_nbytes)
+            self._device.trim()
+            room_nbytes += held_nbytes - self._device.resident_nbytes()
         if demand_nbytes > room_nbytes:
             held = self._step.recorder.held_by_kind() if isinstance(self._step, RecordingStep) else {}
             raise stopped(func.name(), self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)
@@ -428,6 +518,13 @@ class LargeTraining:
     def peak_nbytes(self) -> int:
         """The most that the steps so far have held at once."""
         return self._highest_nbytes or self._device.highest_nbytes()
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write the model's weights to a safetensors file, one after another, so that they need not fit memory all at once."""
+        if self._window is None:
+            write_weights(self._model, Path(path), lambda _: None, lambda *_: None)
+        else:
+            write_weights(self._model, Path(path), self._window.borrow, self._window.note_source)
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
@@ -462,6 +559,26 @@ class _Uncopied:
 
     def __reduce__(self) -> Any:  # copies are made by it, too
         return _Uncopied, (_do_nothing,)
+
+
+def _read_weights(weights: str | bool, model: torch.nn.Module) -> str | bool:
+    if weights not in (True, False, "auto"):
+        raise BadOption(f"expected weights to be True, False or 'auto', received {weights!r}")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # gradients are exchanged below the dispatcher, where what is away would not be noticed
+        reason = "in one of several processes; parallel='fsdp' shares them out instead"
+    elif is_keras(model):
+        reason = "in a Keras model, whose optimizer updates all of them at once"
+    else:
+        return weights
+    if weights is True:
+        raise NotSupported(f"weights cannot wait on a tier {reason}. Leave weights=True out.")
+    return False
+
+
+def _cold_nbytes(floor_nbytes: int) -> int:
+    """What a process's first step leaves of itself."""
+    return min(int(_COLD_SHARE * floor_nbytes), _MAX_COLD_NBYTES)
 
 
 def _most_to_come_nbytes(trace: Trace, floor_nbytes: int) -> int:

@@ -41,6 +41,7 @@ def find_model_memory(model: torch.nn.Module) -> ModelMemory:
             optimizers.append(thing)
             trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]
             tensors += [value for state in trained for value in state.values() if isinstance(value, torch.Tensor)]
+    tensors = [tensor for tensor in tensors if tensor.device.type != "meta"]  # those hold nothing
     nbytes = sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
     return ModelMemory(nbytes, optimizers, blocks)
 

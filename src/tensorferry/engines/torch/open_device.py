@@ -55,7 +55,7 @@ def open_device(model: torch.nn.Module, tier: str, budget_nbytes: int | None, he
     where = device_of(model)
     return (
         _open_cpu(tier, budget_nbytes, held_nbytes, stack)
-        if where.type == "cpu"
+        if where.type in ("cpu", "meta")  # of weights on the tier nothing is anywhere yet
         else _open_accelerator(where, tier, budget_nbytes, stack)
     )
 

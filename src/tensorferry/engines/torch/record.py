@@ -76,23 +76,30 @@ class _Row:
 class Recorder:
     """Builds a trace from what it is told; one per step."""
 
-    def __init__(self, model: torch.nn.Module, device: Device, names: "LayerNames") -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: Device,
+        names: "LayerNames",
+        holds: Callable[[torch.Tensor], bool] | None = None,
+    ) -> None:
+        """`holds`: which tensors the trace counts; all that are in the device's memory unless it is given."""
         self.rows: list[_Row] = []
         self.ops: list[Op] = []
         self.funcs: list[Any] = []
         self.loose_nbytes: list[int] = []  # each op's workspace if nothing that it frees were given back or used again
         self.saved_rows: list[int] = []  # by the ordinal of the save
         self.inputs: list[tuple[int, int]] = []  # address and bytes of what the step read and nobody in it made
-        self._device = device
+        self._holds = holds or device.holds
         self._start_nbytes = device.resident_nbytes()
         self._backward_seen = False
         self._row_of: dict[int, int] = {}  # block address -> row
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._names = names
         self._state_rows: set[int] = set()
-        for parameter in filter(device.holds, model.parameters()):
+        for parameter in filter(self._holds, model.parameters()):
             self._add(parameter.untyped_storage(), Kind.PARAMETER, [], "")
-        for buffer in filter(device.holds, model.buffers()):
+        for buffer in filter(self._holds, model.buffers()):
             self._add(buffer.untyped_storage(), Kind.BUFFER, [], "")
 
     @property
@@ -164,6 +171,11 @@ class Recorder:
             for key, value in values.items():
                 if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() >= min_nbytes:
                     self.add_state(value.untyped_storage(), f"optimizer {key}")
+
+    def hand_over(self, block: torch.UntypedStorage) -> None:
+        """From now on a storage is another's to count."""
+        if (row := self._row_of.get(block._cdata)) is not None:
+            self._block_died(block._cdata, row)
 
     def saved(self, saved: SavedStorage, tensor: torch.Tensor) -> None:
         """Autograd saved a storage; it may be let go from now on."""
@@ -283,7 +295,7 @@ class Recorder:
 
     def _block_of(self, tensor: Any) -> torch.UntypedStorage | None:
         block = _block_of(tensor)
-        return block if block is not None and self._device.holds(tensor) else None  # what is elsewhere takes nothing here
+        return block if block is not None and self._holds(tensor) else None  # what is elsewhere takes nothing here
 
     def _add(self, block: torch.UntypedStorage, kind: Kind, writers: list[int], label: str, nbytes: int | None = None) -> int:
         if block._cdata in self._row_of:

@@ -9,7 +9,7 @@ its optimizer finds a storage of no bytes.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,6 +20,8 @@ from tensorferry.engines.core.movable import Movable, Residency, Swapper
 from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import CopyStuck, FerryError, TierLost
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 class StateStorage(Movable[torch.UntypedStorage]):
@@ -80,6 +82,7 @@ class OptimizerStates:
         self._known: dict[int, StateStorage] = {}  # by the address of their storage
         self._moved: dict[int, StateStorage] = {}  # those of them that are not at rest
         self._hooks = ExitStack()
+        self.moves_elsewhere: Callable[[torch.Tensor], bool] = lambda _: False  # whether a tensor is another's to move
 
     @contextmanager
     def watching(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
@@ -95,6 +98,11 @@ class OptimizerStates:
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = None
             self._hooks.callback(optimizer.register_state_dict_pre_hook(lambda _: self.make_all_resident()).remove)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that are known."""
+        return list(self._optimizers)
 
     def find(self) -> list[StateStorage]:
         """Every storage that may wait elsewhere; all of them are at rest."""
@@ -145,7 +153,7 @@ class OptimizerStates:
         """Make resident what an op is about to read or write; True if something was not."""
         if not self._moved:
             return False
-        touched = [self._moved.get(tensor.untyped_storage()._cdata) for tensor in _plain_tensors((*args, *kwargs.values()))]
+        touched = [self._moved.get(tensor.untyped_storage()._cdata) for tensor in plain_tensors((*args, *kwargs.values()))]
         with self._store.lock, self._store.at_work():
             for state in touched:
                 if state is not None:
@@ -186,6 +194,7 @@ class OptimizerStates:
             and self._store.device.holds(value)
             and block.resizable()
             and block._cdata not in self._store.persistent
+            and not self.moves_elsewhere(value)
         )
 
 
@@ -197,11 +206,11 @@ def state_blocks(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[int]:
                 yield value.untyped_storage()._cdata
 
 
-def _plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def plain_tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     """The tensors among an op's arguments and their lists; it is asked of every op, so it takes no detours."""
     for value in values:
         if isinstance(value, torch.Tensor):
-            if type(value) is torch.Tensor and value.layout is torch.strided:
+            if type(value) in _PLAIN_TYPES and value.layout is torch.strided:
                 yield value
         elif isinstance(value, list | tuple):
-            yield from _plain_tensors(value)
+            yield from plain_tensors(value)
