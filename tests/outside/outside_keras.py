@@ -43,6 +43,11 @@ def tf_densenet() -> Fit:
     return _fit_images(keras.applications.DenseNet121, 96, 16)
 
 
+def tf_convnext() -> Fit:
+    """Wide depthwise kernels, and layers normalised over channels."""
+    return _fit_images(keras.applications.ConvNeXtTiny, 96, 16)
+
+
 def tf_nasnet() -> Fit:
     """A graph that was searched for: a thousand small layers."""
     return _fit_images(keras.applications.NASNetMobile, 96, 8)

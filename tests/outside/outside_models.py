@@ -169,6 +169,47 @@ def convnext() -> Training:
     return Loop(model, lambda: model(pixel_values=images, labels=labels).loss)
 
 
+def clip() -> Training:
+    """Two towers whose outputs are compared, each with each."""
+    from transformers import CLIPConfig, CLIPModel
+
+    shape = {"hidden_size": 192, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 6}
+    model = CLIPModel(
+        CLIPConfig(
+            text_config={**shape, "vocab_size": 2000, "max_position_embeddings": 64, "eos_token_id": 2},
+            vision_config={**shape, "image_size": 112, "patch_size": 8},
+            projection_dim=128,
+        )
+    )
+    words, images = torch.randint(3, 2000, (16, 64)), torch.randn(16, 3, 112, 112)
+    words[:, -1] = 2
+    return Loop(model, lambda: model(input_ids=words, pixel_values=images, return_loss=True).loss)
+
+
+def wav2vec2() -> Training:
+    """Convolutions over raw sound, with group and layer norms, before the attention, and a loss of its own kind."""
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    config = Wav2Vec2Config(
+        vocab_size=32,
+        hidden_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        intermediate_size=768,
+        conv_dim=(96, 96, 96, 96),
+        conv_stride=(5, 4, 4, 2),
+        conv_kernel=(10, 8, 4, 2),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        mask_time_prob=0.0,
+        mask_feature_prob=0.0,
+        ctc_loss_reduction="mean",
+    )
+    model = Wav2Vec2ForCTC(config)
+    sound, labels = torch.randn(4, 32_000), torch.randint(1, 32, (4, 24))
+    return Loop(model, lambda: model(input_values=sound, labels=labels).loss)
+
+
 def hf_trainer() -> Training:
     """Hugging Face's own loop, with gradients clipped and accumulated over two batches."""
     import tempfile
@@ -288,6 +329,15 @@ def monai_swinunetr() -> Training:
     return _monai(lambda: SwinUNETR(1, 2, feature_size=12), edge=64)
 
 
+def monai_densenet() -> Training:
+    """Every layer reads all before it."""
+    from monai.networks.nets import DenseNet121
+
+    model = DenseNet121(spatial_dims=3, in_channels=1, out_channels=4)
+    volumes, labels = torch.randn(2, 1, 64, 64, 64), torch.randint(0, 4, (2,))
+    return Loop(model, lambda: nn.functional.cross_entropy(model(volumes), labels), torch.optim.SGD)
+
+
 # sequences, graphs, and models that are not called as a whole
 
 
@@ -393,6 +443,24 @@ def pyg_gcn() -> Training:
             nodes = nn.functional.dropout(nodes, training=self.training)
             nodes = self.second(nodes, edges).relu()
             scores: Tensor = self.third(nodes, edges)
+            return scores
+
+    model = Network()
+    nodes, edges, classes = torch.randn(20_000, 64), torch.randint(0, 20_000, (2, 60_000)), torch.randint(0, 16, (20_000,))
+    return Loop(model, lambda: nn.functional.cross_entropy(model(nodes, edges), classes))
+
+
+def pyg_gat() -> Training:
+    """Attention over edges."""
+    from torch_geometric.nn import GATConv
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = GATConv(64, 16, heads=4), GATConv(64, 16)
+
+        def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+            scores: Tensor = self.second(nn.functional.elu(self.first(nodes, edges)), edges)
             return scores
 
     model = Network()

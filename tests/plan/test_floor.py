@@ -10,7 +10,7 @@ from traces import random_machine, random_trace
 
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.plan import find_floor, make_plan, simulate
-from tensorferry.plan.floor import Floor, stopped, too_small, too_small_to_begin
+from tensorferry.plan.floor import Floor, part_too_small, stopped, too_small, too_small_to_begin
 from tensorferry.plan.holders import find_holders
 from tensorferry.plan.schedule import make_tables
 from tensorferry.trace import Kind, Phase, Trace, make_chain_trace
@@ -72,7 +72,19 @@ def test_where_activations_are_held_the_largest_is_named() -> None:
     trace = small_trace(workspace_nbytes=0)
     message = str(too_small(trace, 8, Floor(150, 1)))
     assert "110 B of activations ('A' alone 100 B)" in message
-    assert "35 B are room for what is not known before" in message
+
+
+def test_the_least_and_what_will_do_are_told_apart() -> None:
+    trace = small_trace(workspace_nbytes=0)
+    message = str(too_small(trace, 8, Floor(150, 1)))
+    assert message.startswith("one step needs at least 115 B and room for what is not known before, the budget is 8 B;")
+    assert " 150 B (150 bytes) will do. " in message
+
+
+def test_where_only_a_part_of_a_step_is_known_no_budget_is_said_to_do() -> None:
+    error = part_too_small(small_trace(workspace_nbytes=0), 8, Floor(150, 1))
+    assert error.smallest_nbytes is None
+    assert "will do" not in str(error)
 
 
 def test_where_weights_are_most_of_it_no_smaller_batch_is_advised() -> None:

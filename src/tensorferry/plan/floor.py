@@ -34,23 +34,30 @@ def floor_of(tables: Tables) -> Floor:
     return Floor(int(tables.lowest[op]), op)
 
 
-def too_small(trace: Trace, budget_nbytes: int, smallest: Floor) -> BudgetTooSmall:
-    """The error for a budget below the smallest that would do; `smallest` is a floor of the trace, maybe with a margin."""
+def too_small(trace: Trace, budget_nbytes: int, smallest: Floor, *, is_enough: bool = True) -> BudgetTooSmall:
+    """The error for a budget below the smallest that would do; `smallest` is a floor of the trace, maybe with a margin.
+
+    `is_enough`: whether it is known to do; no budget is named else.
+    """
     op = trace.ops[smallest.op]
     holders = find_holders(trace, smallest.op)
-    margin_nbytes = smallest.nbytes - sum(holder.nbytes for holder in holders)
-    margin = f", and {format_bytes(margin_nbytes)} are room for what is not known before" if margin_nbytes > 0 else ""
+    needed_nbytes = sum(holder.nbytes for holder in holders)
+    named = f"{format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes)"
+    # a smaller budget may do as well: what comes on top of the floor is known by its upper bound
+    has_margin = smallest.nbytes > needed_nbytes
+    least = f"{format_bytes(needed_nbytes)} and room for what is not known before" if has_margin else named
+    enough = f" {named} will do." if has_margin and is_enough else ""
     return BudgetTooSmall(
-        f"one step needs at least {format_bytes(smallest.nbytes)} ({smallest.nbytes} bytes), the budget is "
-        f"{format_bytes(budget_nbytes)}; at its widest, in {op.name!r}, it holds {describe_holders(holders)}{margin}. "
-        f"{_advise(op, holders)}",
-        smallest.nbytes,
+        f"one step needs at least {least}, the budget is {format_bytes(budget_nbytes)}; at its widest, in {op.name!r}, it holds "
+        f"{describe_holders(holders)}.{enough} {_advise(op, holders)}",
+        smallest.nbytes if is_enough else None,
     )
 
 
 def part_too_small(trace: Trace, budget_nbytes: int, floor: Floor) -> BudgetTooSmall:
     """The error for a budget below what a part of the step needs; what would do for all of it is not known."""
-    return BudgetTooSmall(f"{too_small(trace, budget_nbytes, floor)} Only a part of the model was called so far.", None)
+    error = too_small(trace, budget_nbytes, floor, is_enough=False)
+    return BudgetTooSmall(f"{error} Only a part of the model was called so far.", None)
 
 
 def _advise(op: Op, holders: Sequence[Holder]) -> str:

@@ -151,3 +151,97 @@ def test_a_training_with_two_optimizers_runs_in_the_budget_that_was_named() -> N
     seen = _run(ADVERSARIES, budget_nbytes)
     assert seen["named"] == 0
     assert seen["peak"] <= budget_nbytes
+
+
+GROUPED = """
+    import json, os, sys, warnings
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras import layers
+    import tensorferry as ferry
+    from tensorferry.engines.resident import ResidentMeter
+
+    def fit(budget):
+        return model.fit(data.repeat(3), verbose=0, callbacks=[ferry.LargeModel(budget=budget)])
+
+    warnings.simplefilter("ignore")
+    keras.utils.set_random_seed(0)
+    meter = ResidentMeter()
+    before = meter.now_nbytes()
+    model = keras.Sequential([
+        keras.Input((32, 32, 64)), layers.Conv2D(64, 5, padding="same", groups=64, activation="relu"),
+        layers.Conv2D(64, 5, padding="same", groups=64), layers.GlobalAveragePooling2D(), layers.Dense(1),
+    ])
+    model.compile("sgd", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensors((np.random.default_rng(0).random((16, 32, 32, 64), "float32"), np.zeros((16, 1))))
+    try:
+        fit(int(sys.argv[1]))
+    except ferry.BudgetTooSmall as error:
+        named = error.smallest_nbytes
+    meter.reset_peak()
+    fit(named)
+    print(json.dumps({"named": named, "peak": meter.peak_nbytes() - before}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def test_functions_that_xla_compiles_inside_of_a_step_are_in_the_budget_that_is_named() -> None:
+    seen = _run(GROUPED, 2**20)
+    assert seen["peak"] <= seen["named"]
+
+
+HOARDER = """
+    import json, os, sys, warnings
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras import layers
+    import tensorferry as ferry
+
+    hoard, num_read = [], []
+
+    class Hoarder(layers.Layer):
+        def call(self, x):
+            def hold(values):
+                hoard.append(np.ones(int(sys.argv[1]), "uint8"))  # nothing of the graph tells of it
+                return values
+
+            def backward(gradient):
+                def read(values):
+                    num_read.append(1)
+                    return values
+
+                return tf.ensure_shape(tf.numpy_function(read, [gradient], tf.float32), x.shape)
+
+            def held(x):
+                return tf.ensure_shape(tf.numpy_function(hold, [x], tf.float32), x.shape), backward
+
+            return tf.custom_gradient(held)(x)
+
+    warnings.simplefilter("ignore")
+    keras.utils.set_random_seed(0)
+    convolutions = [layers.Conv2D(16, 3, padding="same", activation="relu") for _ in range(8)]
+    model = keras.Sequential([keras.Input((96, 96, 16), 8), *convolutions[:2], Hoarder(), *convolutions[2:]])
+    model.compile("sgd", "mse", jit_compile=False)
+    x = np.random.default_rng(0).random((8, 96, 96, 16), "float32")
+    told, budget = [], 2**20
+    for _ in range(2):
+        try:
+            model.fit(tf.data.Dataset.from_tensors((x, x)), verbose=0, callbacks=[ferry.LargeModel(budget=budget)])
+        except ferry.BudgetTooSmall as error:
+            budget = error.smallest_nbytes
+            told.append(str(error))
+    print(json.dumps({"told": told[-1], "num_held": len(hoard), "num_read": len(num_read)}))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+def test_a_first_step_that_grows_above_its_budget_is_stopped_in_its_forward_pass() -> None:
+    seen = _run(HOARDER, 2**30)
+    assert "the first step was stopped at" in seen["told"]
+    assert (seen["num_held"], seen["num_read"]) == (1, 0)

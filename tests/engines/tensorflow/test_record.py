@@ -11,6 +11,7 @@ from networks import MACHINE, NETWORKS, SMALLEST_NBYTES, Bench, compiled
 import tensorferry as ferry
 import tensorferry.plan.schedule
 from tensorferry.engines.tensorflow import record
+from tensorferry.engines.tensorflow.compiled import compiled_nbytes, workspace_nbytes
 from tensorferry.engines.tensorflow.loops import kept_nbytes
 from tensorferry.trace import Kind, Phase
 
@@ -96,6 +97,29 @@ def test_loops_are_left_alone_and_the_notes_say_so() -> None:
     (note,) = notes_on(bench.recording)
     assert "While" in note
     assert "are not planned" in note
+
+
+def test_what_xla_keeps_and_takes_for_a_convolution_with_groups_is_told_from_the_graph() -> None:
+    def nested_of(*layers: Any) -> list[Any]:
+        model = keras.Sequential([keras.Input((8, 8, 16)), *layers])
+        step = tf.function(lambda x: tape_gradient(model, x), jit_compile=False)
+        return list(record.lay_out(step.get_concrete_function(tf.TensorSpec((2, 8, 8, 16))).graph, 1).nested)
+
+    def tape_gradient(model: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    def grouped(num_filters: int) -> Any:
+        return keras.layers.Conv2D(num_filters, 3, padding="same", groups=16)
+
+    wide_nbytes, unfolded_nbytes = 2 * 3 * 3 * 16 * 16 * 4, 2 * 8 * 8 * 3 * 3 * 16 * 4
+    none, once, twice = nested_of(keras.layers.Conv2D(16, 3)), nested_of(grouped(16)), nested_of(grouped(16), grouped(16))
+    other = nested_of(grouped(16), grouped(32))
+    assert compiled_nbytes(none) == 0
+    assert compiled_nbytes(once) > wide_nbytes
+    assert compiled_nbytes(other) - compiled_nbytes(twice) > 2 * wide_nbytes
+    assert min(map(workspace_nbytes, once)) > unfolded_nbytes
 
 
 def test_names_that_match_a_pattern_stay(bench: Bench) -> None:

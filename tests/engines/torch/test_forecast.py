@@ -112,6 +112,27 @@ def test_the_same_budget_trains_with_an_optimizer_that_has_no_state() -> None:
     assert not all(map(torch.equal, before, _bits(model)))
 
 
+def test_what_was_freed_before_the_step_is_not_held_against_the_budget() -> None:
+    class Trimmed(_Counting):
+        """Keeps freed memory on its books until it is told to give it back."""
+
+        kept_nbytes = 0
+
+        def resident_nbytes(self) -> int:
+            return super().resident_nbytes() + self.kept_nbytes
+
+        def trim(self) -> None:
+            self.kept_nbytes = 0
+
+    model = _Wide()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device = Trimmed(model, optimizer)
+    with LargeTraining(model, _between(model), "auto", True, 512, 10.0, adversary_opener(device)) as big:
+        device.kept_nbytes = 2**24
+        _train(model, optimizer)
+    assert big.report().num_steps == 1
+
+
 def test_state_that_is_made_at_once_counts_at_once() -> None:
     model = _Wide()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)

@@ -13,13 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
+from tensorferry.engines.tensorflow import compiled
 from tensorferry.engines.tensorflow.edit import Edit
 from tensorferry.engines.tensorflow.gates import find_room
 from tensorferry.engines.tensorflow.graph import find_assigned
 from tensorferry.engines.tensorflow.log import GateLog
 from tensorferry.engines.tensorflow.planned import carry_out
 from tensorferry.engines.tensorflow.record import Recording
-from tensorferry.engines.tensorflow.swap import Gates, GraphCopies
+from tensorferry.engines.tensorflow.swap import Check, Gates, GraphCopies
 from tensorferry.errors import TierLost
 from tensorferry.machine import Machine
 from tensorferry.plan import Action, Decision, Lane, Plan, Timeline, find_floor, make_plan, simulate
@@ -117,10 +118,12 @@ class GraphHistory(StepHistory):
 
     # steps
 
-    def begin_step(self) -> None:
-        """A step of this kind is about to run."""
+    def begin_step(self, check: Check) -> None:
+        """A step of this kind is about to run; `check` is told of every gate of one that is recorded."""
         is_recording = self.mode is StepMode.RECORDED
-        self._copies.begin_step(self._gates, self._allocator_limit_nbytes, recording=is_recording, is_new=self._is_new)
+        self._copies.begin_step(
+            self._gates, self._allocator_limit_nbytes, recording=is_recording, is_new=self._is_new, check=check
+        )
         self._is_new = False
 
     def recover_states(self) -> None:
@@ -161,7 +164,10 @@ class GraphHistory(StepHistory):
             taken_nbytes = peaks.allocated_nbytes - probe.left_nbytes - tables.new_nbytes[i]
             # oneDNN's, which the allocator knows nothing of
             scratch_nbytes = max(0, peaks.resident_nbytes - peaks.allocated_nbytes - log.outside_nbytes)
-            workspace.append(max(taken_nbytes, op.workspace_nbytes) + unexplained_nbytes + with_scratch * scratch_nbytes)
+            told_nbytes = op.workspace_nbytes
+            if with_scratch:  # what XLA takes is in it
+                told_nbytes -= max(map(compiled.workspace_nbytes, self.recording.layout.units[i].ops))
+            workspace.append(max(taken_nbytes, told_nbytes) + unexplained_nbytes + with_scratch * scratch_nbytes)
         self.recording = self.recording.with_measures(seconds, workspace)
         self.end_record()
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorferry.engines.budget import AUTO_SHARE, MIN_NBYTES, Margin
 from tensorferry.engines.core.history import StepKinds, make_report
 from tensorferry.engines.tensorflow.allocator import DeviceMemory
+from tensorferry.engines.tensorflow.compiled import compiled_nbytes
 from tensorferry.engines.tensorflow.edit import same_rewrites
 from tensorferry.engines.tensorflow.graph import tensor_nbytes
 from tensorferry.engines.tensorflow.history import GraphHistory
@@ -27,10 +28,10 @@ from tensorferry.engines.tensorflow.swap import GraphCopies
 from tensorferry.errors import BudgetTooSmall, NotSupported
 from tensorferry.machine import Machine, free_memory_nbytes
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import Floor, too_small
+from tensorferry.plan.floor import Floor, stopped, too_small
 from tensorferry.report import Report
 from tensorferry.tiers import open_tier, this_machine
-from tensorferry.trace import Op, Trace
+from tensorferry.trace import Kind, Op, Phase, Trace
 from tensorferry.units import parse_bytes
 
 # the allocator hands out up to twice what was asked for, as its holes have it
@@ -108,7 +109,7 @@ class LargeFunction:
         if history.wants_plan:
             self._plan(history)
         self._device.begin_step()
-        history.begin_step()
+        history.begin_step(self._refuse_unit)
         try:
             with same_rewrites():
                 result = history.function(*args, **kwargs)
@@ -166,6 +167,7 @@ class LargeFunction:
             # before its first run a function is neither optimised nor are its kernels made
             layout = history.recording.layout
             expected_nbytes = len(layout.graph.get_operations()) * _OP_NBYTES + (kept_nbytes(layout.nested) or 0)
+            expected_nbytes += compiled_nbytes(layout.nested)
             self._outside_nbytes = max(self._outside_nbytes, self._device.outside_nbytes() + expected_nbytes)
             self._device.keep_back(expected_nbytes + int(_SCRATCH_FACTOR * history.scratch_nbytes) + _UNKNOWN_NBYTES)
         trace = history.with_overhead(held_nbytes + self._outside_nbytes)
@@ -207,6 +209,21 @@ class LargeFunction:
         if highest_nbytes > self.budget_nbytes or self._device.room() is not None:
             raise self._too_small(trace, replace(floor, nbytes=max(floor.nbytes, highest_nbytes)))
 
+    def _refuse_unit(self, gate: int, demand_nbytes: int) -> None:
+        """Stop a first step before a unit of its forward pass takes it above the budget. Later on some weights have changed."""
+        assert self._last is not None
+        trace = self._last.trace
+        if not self._device.is_short and self._device.resident_nbytes() + demand_nbytes > self._limit_nbytes:
+            self._device.save_memory(self._limit_nbytes, self.budget_nbytes)  # more is held than the graph had told
+            self._device.make_room(demand_nbytes, (), at_once=True)
+        if trace.ops[gate].phase is not Phase.FORWARD or not self._device.over_budget_nbytes(demand_nbytes):
+            return
+        weights_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.PARAMETER)
+        held_nbytes = self._device.resident_nbytes()
+        raise stopped(
+            trace.ops[gate].name, self.budget_nbytes, {Kind.PARAMETER: weights_nbytes}, held_nbytes, demand_nbytes, None
+        )
+
     def _prepare_record(self, history: GraphHistory, floor: Floor, held_nbytes: int) -> None:
         trace = history.trace
         self._tier.check_room(sum(trace.storages[s].nbytes for s in trace.movable))
@@ -244,17 +261,19 @@ class LargeFunction:
         return replace(floor, nbytes=floor.nbytes + int(_COLD_SHARE * floor.nbytes) + _COLD_NBYTES)
 
     def _too_small_to_record(self, history: GraphHistory, trace: Trace) -> BudgetTooSmall:
-        error = self._too_small(trace, self._warm_floor(trace))
-        if kept_nbytes(history.recording.layout.nested) is not None:
+        is_known = kept_nbytes(history.recording.layout.nested) is not None
+        error = self._too_small(trace, self._warm_floor(trace), is_enough=is_known)
+        if is_known:
             return error
         return BudgetTooSmall(f"{error} What its loops keep for their gradients is not known before and comes on top.", None)
 
-    def _too_small(self, trace: Trace, floor: Floor) -> BudgetTooSmall:
+    def _too_small(self, trace: Trace, floor: Floor, *, is_enough: bool = True) -> BudgetTooSmall:
         room = self._device.room()
         if room is None or room.nbytes + self._outside_nbytes >= self.budget_nbytes:
-            return too_small(trace, self.budget_nbytes, replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes)))
+            smallest = replace(floor, nbytes=_MARGIN.budget_for(floor.nbytes))
+            return too_small(trace, self.budget_nbytes, smallest, is_enough=is_enough)
         smallest = replace(floor, nbytes=_CAPPED_MARGIN.budget_for(floor.nbytes - self._outside_nbytes) + self._outside_nbytes)
-        error = too_small(trace, room.nbytes + self._outside_nbytes, smallest)
+        error = too_small(trace, room.nbytes + self._outside_nbytes, smallest, is_enough=is_enough)
         return BudgetTooSmall(f"{error} {room.note}", error.smallest_nbytes)
 
     @property

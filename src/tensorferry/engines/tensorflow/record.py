@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tensorferry.engines.tensorflow.compat import IsMklEnabled
+from tensorferry.engines.tensorflow.compiled import workspace_nbytes
 from tensorferry.engines.tensorflow.graph import (
     NESTED,
     SHAPE_READERS,
@@ -297,7 +298,7 @@ def _op(unit: Unit, walk: _Walk, machine: Machine | None) -> Op:
         outputs=tuple(walk.makes[unit]),
         flops=flops,
         touched_nbytes=touched,
-        workspace_nbytes=max(map(_unfolded_nbytes, unit.ops), default=0) - walk.saved_nbytes[unit],
+        workspace_nbytes=max(_unfolded_nbytes(op) + workspace_nbytes(op) for op in unit.ops) - walk.saved_nbytes[unit],
         replayable=not unit.fused and unit.phase is Phase.FORWARD and unit.ops[0].type in _REPLAYABLE,
         precision=_precision(unit.ops[0]),
     )

@@ -30,6 +30,8 @@ from tensorferry.tiers import Tier
 
 _OK = np.int32(0)
 
+Check = Callable[[int, int], None]  # told of a gate and of what is about to be allocated; raises where the step must end
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -62,6 +64,7 @@ class GraphCopies:
         self._gates = Gates()
         self._limit_nbytes = 0
         self._recording = False
+        self._check: Check | None = None
         self._is_new = False
         self._last_gate: int | None = None
         self._deadline: float | None = None  # until when copies under way are waited for, when a step is over
@@ -69,8 +72,11 @@ class GraphCopies:
         self._copies_in: dict[int, _CopyIn] = {}  # by storage
         self._outgoing: deque[ThreadCopyOut[NDArray[Any]]] = deque()
 
-    def begin_step(self, gates: Gates, limit_nbytes: int, *, recording: bool, is_new: bool = False) -> None:
-        """Get ready for a step with these gates. `is_new`: the function runs for the first time."""
+    def begin_step(
+        self, gates: Gates, limit_nbytes: int, *, recording: bool, is_new: bool = False, check: Check | None = None
+    ) -> None:
+        """Get ready for a step with these gates. `is_new`: the function runs for the first time. `check` is for recordings."""
+        self._check = check
         self._gates, self._limit_nbytes, self._recording, self._is_new = gates, limit_nbytes, recording, is_new
         self._last_gate, self._deadline, self.error = None, None, None
         self.log = GateLog()
@@ -201,6 +207,8 @@ class GraphCopies:
                 del self._copies_in[s]
         self._wait_for_room(needs.demand_nbytes)
         self.device.make_room(needs.demand_nbytes, needs.blocks, at_once=self._recording)
+        if self._recording and self._check is not None:
+            self._check(gate, needs.demand_nbytes)
         passed_at = time.perf_counter()
         self.log.stalls.append((reached_at, passed_at - reached_at))
         self.log.passed[gate] = passed_at

@@ -319,6 +319,7 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        self._device.trim()  # what was freed, by following the step too, is no part of it
         if expected is None:
             if self._weights is True and self._window is None:
                 self._open_window(self._limit_nbytes // 2)

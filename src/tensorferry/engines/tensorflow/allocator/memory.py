@@ -4,8 +4,8 @@ A budget is for the rise of resident memory, and the allocator tells where in a 
 outside of the allocator (the graph, oneDNN's code) and by holes between its blocks, whose pages are taken from it where memory is
 short: see `free_pages`.
 
-What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short they go
-back to the system at once.
+What oneDNN's kernels need for a moment is malloc's, which keeps freed blocks for the next kernel. Where memory is short, large
+ones go back to the system at once, and small ones, of which XLA leaves many, when they have become a lot.
 
 Without oneDNN (TensorFlow leaves it off on CPUs without AVX-512 VNNI) every block is malloc's, and nobody keeps books. Then
 freed blocks go back at once in any case, and what is resident is what is live.
@@ -82,6 +82,7 @@ class DeviceMemory:
         self.optimising_peak_nbytes = 0  # resident at most before a new function did its first work
         self._limit_nbytes: int | None = None  # for resident memory, where it is short
         self._budget_nbytes = self._worth_nbytes = 0
+        self._trimmed_nbytes = 0  # resident beyond the allocator's books when the heap was last trimmed
         self._apart_nbytes = 0  # how far resident memory was above the allocator's books when no free block had pages
         self._meter.reset_peak()
 
@@ -167,6 +168,11 @@ class DeviceMemory:
         self.before_nbytes -= nbytes
         self._highest_resident += nbytes
 
+    @property
+    def is_short(self) -> bool:
+        """Whether `save_memory` was called."""
+        return self._limit_nbytes is not None
+
     def save_memory(self, limit_nbytes: int, budget_nbytes: int) -> None:
         """Memory is short: from now on nothing large that was freed stays where resident memory would be above the limit.
 
@@ -193,6 +199,7 @@ class DeviceMemory:
         """
         if self._limit_nbytes is None or not self._may_grow:
             return
+        self._trim_grown()
         resident_nbytes = self.resident_nbytes()
         if resident_nbytes - self.allocated_nbytes() - self._apart_nbytes <= self._worth_nbytes:
             return
@@ -204,6 +211,12 @@ class DeviceMemory:
             least_nbytes = resident_nbytes + nbytes + self._worth_nbytes - self._budget_nbytes
             held_at_once = [size for size, total in zip(blocks, accumulate(blocks), strict=True) if total <= nbytes]
             self._return_free_pages(held_at_once, over_nbytes, least_nbytes)
+
+    def over_budget_nbytes(self, nbytes: int) -> int:
+        """How far above the budget resident memory would be with so much more, where memory is short; after `make_room`."""
+        if self._limit_nbytes is None or (self.has_statistics and not self._may_grow):
+            return 0
+        return max(0, self.resident_nbytes() + nbytes - self._budget_nbytes)
 
     def tidy(self, variables: Iterable[Any]) -> None:
         """Between steps, where memory is short: let none of these lie where a step's blocks do, and the heap be small."""
@@ -231,6 +244,12 @@ class DeviceMemory:
     def trim(self) -> None:
         """Give back what Python and tracing have freed."""
         self._heap.trim()
+
+    def _trim_grown(self) -> None:
+        """Trim where what is not the allocator's has grown by more than is worth it since that was done."""
+        if self.outside_nbytes() > self._trimmed_nbytes + self._worth_nbytes:
+            self.trim()
+            self._trimmed_nbytes = self.outside_nbytes()
 
     def close(self) -> None:
         """Leave malloc and the file descriptors as they were."""
