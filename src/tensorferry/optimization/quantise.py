@@ -78,7 +78,7 @@ def _prepare_nncf(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:
         nncf.Dataset(rows),
         subset_size=len(rows),
         model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
-        # the usual preset of transformers; elsewhere it costs nothing on a CPU, and activations need not lie around zero
+        # weights around zero, activations anywhere: they are rarely symmetric
         preset=nncf.QuantizationPreset.MIXED,
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             overflow_fix=overflow_fix,
