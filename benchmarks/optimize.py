@@ -3,6 +3,7 @@
     python benchmarks/optimize.py                              MiniLM (128 tokens), ResNet-50, EfficientNet-lite0, 3D U-Net (64^3)
     python benchmarks/optimize.py --models minilm,lite0        some of them
     python benchmarks/optimize.py --models toy --seconds 5     to try the benchmark itself
+    python benchmarks/optimize.py --no-bf16                    as on a CPU without bf16
     python benchmarks/optimize.py --save                       all of them, and their result file
 
 Every model is searched once with int8 allowed; the default is the best without it. Then every engine that passed, and the
@@ -66,13 +67,13 @@ class Row:
         return None if self.int8_seconds is None else self.original_seconds / self.int8_seconds
 
 
-def run_model(name: str, subject: Subject, seconds: float, console: Console) -> Row:
+def run_model(name: str, subject: Subject, seconds: float, console: Console, precision: str = "int8") -> Row:
     """Search, then measure everything that passed."""
     samples = subject.samples()
     engine = ferry.optimize(
         subject.make().eval(),
         samples,
-        precision="int8",
+        precision=precision,
         min_agreement=subject.min_agreement,
         judge=subject.judge,
         seconds=seconds,
@@ -183,13 +184,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="minilm,resnet50,lite0,unet3d", help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--seconds", type=float, default=240.0, help="for the search of one model (default %(default)g)")
+    parser.add_argument("--no-bf16", action="store_true", help="measure as on a CPU without bf16")
     options = parse_options(parser, __file__, argv)
     names = options.models.split(",")
     if unknown := [name for name in names if name not in SUBJECTS]:
         parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(SUBJECTS)}")
     console = Console(width=190)
     console.print(f"{count_cores()} cores, bf16 {'in' if has_bf16() else 'not in'} the CPU")
-    rows = [run_model(name, SUBJECTS[name], options.seconds, console) for name in names]
+    precision = "fp32,int8" if options.no_bf16 else "int8"
+    rows = [run_model(name, SUBJECTS[name], options.seconds, console, precision) for name in names]
     table = make_table(rows)
     console.print(table)
     verdicts = list_verdicts(rows)

@@ -35,6 +35,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "resolution": "What resolution buys",
     "estimate": "Estimates beside measured steps",
     "published": "Estimates beside published figures",
+    "published-scale": "Estimates of clusters beside published figures",
     "tabular": "Estimators on tables",
     "optimize": "Inference engines",
     "serve": "The prediction server",

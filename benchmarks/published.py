@@ -2,21 +2,27 @@
 
     python benchmarks/published.py           everything, about a minute
     python benchmarks/published.py --save    the same, and its result file
+    python benchmarks/published.py --scale   trainings on many GPUs instead, about a minute
 
 Throughput: the figures that the roofline's efficiencies were fitted to, so their errors say how well one set of shares fits all.
 Limits and cost: none of these was used for fitting. The swap-all policy is that of the system which published them, so its
 predictions stand beside its figures; ferry's own plans are compared with it in the same simulator. Ends with code 1 where ferry's
 plan is slower than swap-all's anywhere, or less than twice as fast on PCIe 3 at 2.4 times the plain limit.
+
+With --scale: the two smallest counts of GPUs of each family are fitted (how fast its software computes, and the links within
+reason), and the rest is predicted. "Unfitted" is what the roofline and the table's links give by themselves.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from published_scale import DATA, predict_scale
 from results import FigureTable, parse_options, save_result
 from tensorferry.estimation.estimate import Study
 from tensorferry.estimation.models import Input, find_model
@@ -69,8 +75,15 @@ class Duel:
 def main(argv: list[str] | None = None) -> int:
     """Predict, print, write; 0 where ferry's plans are what is claimed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", action="store_true", help="trainings on many GPUs, from benchmarks/data")
+    parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="with --scale: other files of the same form")
     options = parse_options(parser, __file__, argv)
     console = Console(width=170)
+    if options.scale:
+        tables, figures, notes = predict_scale(options.data)
+        console.print(*tables, *notes, sep="\n")
+        save_result(options, "published-scale", tables, figures, ["torch"], notes)
+        return 0
     throughput = [*predict_resnet(), *predict_bert()]
     studies = make_studies()
     rows = {name: study.estimate_on(find_machine(NVLINK)) for name, study in studies.items()}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tensorferry.engines.precision import precision
     from tensorferry.engines.torch.large_model import large_model
     from tensorferry.engines.torch.weight_files import load_onto_tier
-    from tensorferry.estimation import Estimate, estimate
+    from tensorferry.estimation import ClusterEstimate, Estimate, estimate, estimate_cluster
     from tensorferry.machine import Machine, find_machine, list_machines
     from tensorferry.optimization import Engine, optimize
     from tensorferry.plan import Plan, Timeline, make_plan, simulate
@@ -64,6 +64,7 @@ __all__ = [
     "BadTrace",
     "BadUse",
     "BudgetTooSmall",
+    "ClusterEstimate",
     "CopyStuck",
     "Engine",
     "Estimate",
@@ -86,6 +87,7 @@ __all__ = [
     "capture",
     "datasets",
     "estimate",
+    "estimate_cluster",
     "estimators",
     "feature_columns",
     "find_machine",
@@ -102,6 +104,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ClusterEstimate": "tensorferry.estimation",
     "Engine": "tensorferry.optimization",
     "Estimate": "tensorferry.estimation",
     "LargeModel": "tensorferry.engines.keras",
@@ -115,6 +118,7 @@ _HOMES = {
     "estimators": "tensorferry",
     "feature_columns": "tensorferry",
     "estimate": "tensorferry.estimation",
+    "estimate_cluster": "tensorferry.estimation",
     "find_machine": "tensorferry.machine",
     "large_model": "tensorferry.engines.torch.large_model",
     "load_onto_tier": "tensorferry.engines.torch.weight_files",

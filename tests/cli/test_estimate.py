@@ -81,7 +81,7 @@ def test_the_table_is_printed_by_default(nets: Path, capsys: pytest.CaptureFixtu
         (["NETS:build", "--input", "4x3x0x16"], "above zero"),
         (["NETS:build"], "say so, as in --input"),
         (["resnet5", "--batch", "2"], "did you mean 'resnet50'"),
-        (["resnet50", "--batch", "-2"], "above zero, received -2"),
+        (["resnet50", "--batch", "-2"], "above zero, such as 512 or 64k, received -2"),
         (["resnet50", "--on", "a100"], "did you mean 'a100"),
         (["resnet50", "--set", "link_out"], "write --set key=value"),
         (["resnet50", "--set", "link_ou=3GB/s"], "did you mean 'link_out'"),
@@ -103,10 +103,69 @@ def test_what_goes_wrong_is_one_line_and_code_2(
 
 
 def test_an_estimate_needs_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["estimate", "resnet50"])
-    assert end.value.code == 2
+    assert main(["estimate", "resnet50"]) == 2
     assert "--on" in capsys.readouterr().err
+
+
+CLUSTER = ["bert-base", "--gpus", "16", "--on", "a100-80gb"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bert-base", "--gpus", "16"], "no machine was named; say which with --on"),
+        ([*CLUSTER, "--on", "h100-80gb"], "2 machines were named"),
+        (["bert-base", "--gpus", "16", "--on", "cpu-64core-nvme"], "clusters are estimated for GPUs"),
+        (["bert-base", "--on", "a100-80gb", "--parallel", "fsdp"], "--parallel is for clusters; say how many GPUs with --gpus"),
+        ([*CLUSTER, "--network", "ib-hrd"], "unknown network 'ib-hrd' (did you mean 'ib-hdr'"),
+        ([*CLUSTER, "--network", "nvlink3"], "links GPUs inside a node; say --inside nvlink3"),
+        ([*CLUSTER, "--parallel", "tensr=2"], "did you mean 'tensor'?"),
+        ([*CLUSTER, "--parallel", "tensor=3"], "needs a multiple of 3 GPUs, there are 16"),
+        ([*CLUSTER, "--parallel", "tensor=4,data=8"], "needs 32 GPUs, there are 16"),
+        ([*CLUSTER, "--parallel", "tensor=8"], "tensor=8 does not divide the 12 heads of bert-base"),
+        ([*CLUSTER, "--parallel", "pipeline=8"], "pipeline=8 does not divide the 12 layers of bert-base"),
+        ([*CLUSTER, "--parallel", "tensor"], "as in tensor=8"),
+        (["resnet50", "--gpus", "16", "--on", "a100-80gb", "--parallel", "tensor=2"], "can be split by data and fsdp only"),
+        ([*CLUSTER, "--gpus", "12"], "12 GPUs are no whole number of nodes with 8"),
+        ([*CLUSTER, "--batch", "100"], "a batch of 100 cannot be cut into 16 equal parts"),
+        ([*CLUSTER, "--batch", "64 q"], "expected --batch to be above zero"),
+        ([*CLUSTER, "--batch", "1k", "--micro-batch", "5"], "micro-batches of 5 do not divide the 64 samples of each replica"),
+        (["resnet50", "--gpus", "8", "--on", "a100-80gb", "--tokens", "1b"], "--tokens is for models of text"),
+        ([*CLUSTER, "--max", "batch"], "--max is for single machines"),
+        (["gpt-175b", "--gpus", "8", "--on", "v100-16gb-pcie3", "--parallel", "auto", "--batch", "8"], "in no split"),
+    ],
+)
+def test_what_goes_wrong_with_a_cluster_is_one_line_and_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("ferry: ")
+    assert shown.err.count("\n") == 1
+    assert says in shown.err
+    assert shown.out == ""
+
+
+def test_a_cluster_is_told_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--batch", "1k", "--precision", "fp16", "--tokens", "1b", "--price", "2", "--json"]
+    assert main(["estimate", *CLUSTER, *arguments]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["predicted"] is True
+    assert (data["num_gpus"], data["batch"]) == (16, 1024)
+    assert data["networks"]["between"]["name"] == "ib-hdr"
+    assert [point["num_gpus"] for point in data["curve"]] == [8, 16]
+    assert data["training"]["num_samples"] == 10**9 // 128
+    assert data["training"]["cost"] == pytest.approx(data["training"]["seconds"] / 3600 * 16 * 2)
+    assert sum(data["parts"].values()) == pytest.approx(data["step_seconds"])
+
+
+def test_networks_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machines", "--networks"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("nvlink2", "nvlink5", "nvswitch", "pcie4", "ib-edr", "ib-hdr", "ib-ndr", "roce-25", "ethernet-100"):
+        assert shown.count(f" {name}") >= 2  # in the table and among the sources
+    assert main(["machines", "--networks", "--json"]) == 0
+    assert all(0 < network["efficiency"] <= 1 for network in json.loads(capsys.readouterr().out))
 
 
 def test_an_interrupted_estimate_ends_with_one_line(nets: Path) -> None:

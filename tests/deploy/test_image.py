@@ -143,3 +143,19 @@ def test_models_from_outside_of_the_working_folder_are_refused(
     assert main(["deploy", "image", "--to", "Containerfile", "--models", str(small_models)]) == 2
     assert "is not below the working folder" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_image_for_trainings_has_torch_and_no_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", "image", "--train", "--to", "Containerfile"]) == 0
+    text = Path("Containerfile").read_text()
+    assert 'CMD ["ferry", "train", "--help"]' in text
+    assert "EXPOSE" not in text
+    names = {each.name for each in list_packages((), (), is_for_training=True)}
+    assert names >= {"torch", "tokenizers", "nilearn"}
+    assert not names & {"onnxruntime", "openvino", "httptools"}
+    capsys.readouterr()
+    assert main(["deploy", "image", "--train", "--models", "models", "--to", "Other"]) == 2
+    assert "leave out --train or --models" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_every_candidate_was_compared_and_measured(picture_engine) -> None:
     assert {each.candidate.backend for each in result.candidates if each.passed} == {"onnxruntime", "openvino"}
     for candidate in result.candidates:
         # a CPU that computes in bf16 has candidates of it, too, whose values are coarser
-        assert candidate.comparison.agreement >= result.min_agreement
+        assert candidate.comparison.agreement >= result.gate.min_agreement
         assert candidate.precision == "bf16" or candidate.comparison.difference <= FP32_DIFFERENCE
         assert candidate.speed.latency_seconds > 0
     timed = [candidate for candidate in result.candidates if "first look" not in candidate.verdict]
@@ -206,11 +206,12 @@ def test_samples_weights_and_calibration_may_be_the_names_of_files(tmp_path: Pat
     model = Picture().eval()
     save_file(model.state_dict(), tmp_path / "net.safetensors")
     np.save(tmp_path / "images.npy", make_images())
+    np.save(tmp_path / "others.npy", make_images(40)[24:])
     engine = ferry.optimize(
         f"{Path(__file__).with_name('nets.py')}:make_picture",
         str(tmp_path / "images.npy"),
         weights=str(tmp_path / "net.safetensors"),
-        calibrate=str(tmp_path / "images.npy"),
+        calibrate=str(tmp_path / "others.npy"),
         precision="int8",
         seconds=0.01,
     )

@@ -35,11 +35,15 @@ def test_ranks_that_cannot_be_are_refused(name: str, value: str) -> None:
 def test_an_operators_variables_say_what_to_start() -> None:
     asked = {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "8", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400"}
     assert read_operator(asked) == Cluster(8, 4, 4, "job-node-0-0.job:29400")
+    assert read_operator(asked | {"PET_NODE_RANK": "3"}) == Cluster(8, 4, 4, "job-node-0-0.job:29400", 3)
     assert read_operator({"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "here"}) == Cluster(2)
     assert read_operator({}) is None
 
 
-@pytest.mark.parametrize("asked", [{"PET_NPROC_PER_NODE": "auto"}, {"PET_NNODES": "2"}, {"PET_NNODES": "many"}])
+_LOST = {"PET_NNODES": "2", "PET_MASTER_ADDR": "here", "PET_NODE_RANK": "first"}
+
+
+@pytest.mark.parametrize("asked", [{"PET_NPROC_PER_NODE": "auto"}, {"PET_NNODES": "2"}, {"PET_NNODES": "many"}, _LOST])
 def test_what_an_operator_leaves_open_is_refused(asked: dict[str, str]) -> None:
     with pytest.raises(BadOption, match=r"PET_|number of nodes"):
         read_operator(asked)

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from tensorferry.cli.numbers import count, positive
+from tensorferry.cli.train import read_pair
+from tensorferry.errors import BadOption
 
 _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews                                  a Helm chart: one server, its models, its limits
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
+  ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
+  ferry deploy image --train --to Containerfile                             the same for trainings
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
+  ferry deploy train bert-pretrain --nodes 32 --gpus 8 --image registry.example.com/train:1 --to job/
   ferry deploy check charts/reviews                                         what a cluster would refuse
 """
 
@@ -40,11 +45,14 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     _add_chart(kinds.add_parser("chart", help="a Helm chart for a folder of models; the word may be left out"))
     _add_image(kinds.add_parser("image", help="a Containerfile for the server, with or without models"))
     _add_kserve(kinds.add_parser("kserve", help="a ServingRuntime and an InferenceService for KServe"))
+    _add_train(kinds.add_parser("train", help="a training, for Kubeflow's Trainer, JobSet or a plain Job"))
     _add_check(kinds.add_parser("check", help="say what a cluster would refuse of a chart or of manifests"))
 
 
 def _add_chart(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
+    parser.add_argument(
+        "repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model; or pipeline.yaml"
+    )
     parser.add_argument("--to", type=Path, required=True, metavar="CHART", help="the new folder of the chart")
     parser.add_argument("--name", help="of the chart (default: that of its folder)")
     parser.add_argument("--image", help="of the server, as registry.example.com/team/name:tag (default: localhost/NAME)")
@@ -69,8 +77,8 @@ def _add_kserve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--replicas", type=positive, default=2, metavar="N", help="pods (default %(default)s)")
-    parser.add_argument("--gpus", type=count, default=0, metavar="N", help="of a pod (default %(default)s: the CPU only)")
+    parser.add_argument("--replicas", type=positive, metavar="N", help="pods (default 2)")
+    parser.add_argument("--gpus", type=count, metavar="N", help="of a pod (default 0: the CPU only)")
     parser.add_argument("--trust", action="store_true", help="also load and serve files that may run code")
     parser.add_argument(
         "--no-measure", action="store_true", help="do not load the models; memory, cores and time to load are then guesses"
@@ -85,6 +93,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extra", action="append", default=[], metavar="NAME", help="also install an extra, as sources; repeatable"
     )
+    parser.add_argument("--train", action="store_true", help="an image for trainings: torch and the recipes, and no server")
     parser.add_argument("--wheel", type=Path, metavar="FILE", help="of TensorFerry, below this folder (default: the release)")
     parser.add_argument("--base", metavar="IMAGE", help="with this version of Python (default: Python's own slim image)")
     parser.add_argument(
@@ -94,6 +103,41 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--trust", action="store_true", help="serve files that may run code")
     parser.set_defaults(run=_run_image)
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a name from `ferry recipes`, or package.module:Recipe of the image")
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the manifests")
+    parser.add_argument("--image", help="with the recipe, as registry.example.com/team/name:tag (default: localhost/NAME)")
+    parser.add_argument(
+        "--kind",
+        choices=("trainjob", "jobset", "job"),
+        default="trainjob",
+        help="trainjob: for Kubeflow's Trainer; jobset: for JobSet; job: no operator needed (default %(default)s)",
+    )
+    parser.add_argument("--name", help="of the training (default: that of the folder)")
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="pods that train together (default %(default)s)")
+    parser.add_argument("--gpus", type=positive, default=0, metavar="N", help="of a node, a process each (default: CPU only)")
+    parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes of a node without GPUs (default 1)")
+    parser.add_argument("--cpus", metavar="N", help="that a node is to have (default: one for each process)")
+    parser.add_argument("--memory", metavar="SIZE", help="that a node may take, as 16Gi (default: from the budget, or a guess)")
+    parser.add_argument("--checkpoints", metavar="pvc:CLAIM", help="a claim that is there (default: one is written)")
+    parser.add_argument("--size", default="50Gi", help="of the claim that is written (default %(default)s)")
+    parser.add_argument("--queue", metavar="NAME", help="of Kueue, which lets the training begin")
+    parser.add_argument(
+        "--grace", type=positive, default=300, metavar="SECONDS", help="to finish a step and save (default %(default)s)"
+    )
+    parser.add_argument("--cluster-runtime", action="store_true", help="write a ClusterTrainingRuntime, for all namespaces")
+    parser.add_argument("--from", dest="start", metavar="START", help="as of `ferry train`, like all that follow")
+    parser.add_argument("--data", metavar="PATH", help="in the pod; the claim is at /runs")
+    parser.add_argument("--steps", type=positive, metavar="N", help="how many steps to train")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the recipe; repeatable")
+    parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps")
+    parser.add_argument("--seed", type=count, metavar="N", help="the same seed gives the same bits")
+    parser.add_argument("--precision", metavar="NAME", help="fp32, bf16, fp16 or auto")
+    parser.add_argument("--budget", metavar="BYTES", help="the most memory that a step of a process may hold")
+    parser.add_argument("--parallel", metavar="WAYS", help="data, fsdp, or both as in data=2,fsdp=4")
+    parser.set_defaults(run=_run_train)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -113,9 +157,23 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_chart(options: argparse.Namespace) -> int:
-    from tensorferry.deploy.options import ChartOptions
-    from tensorferry.deploy.start import deploy_chart
+    from tensorferry.deploy.options import ChartOptions, PipelineOptions
+    from tensorferry.deploy.start import deploy_chart, deploy_pipeline
+    from tensorferry.serve.options import is_pipeline
 
+    if is_pipeline(str(options.repository)):
+        if (options.models, options.replicas, options.gpus) != ("image", None, None):
+            raise BadOption("replicas and GPUs of a pipeline stand in its file, and models are in the images of its services")
+        return deploy_pipeline(
+            PipelineOptions(
+                file=options.repository,
+                to=options.to,
+                name=options.name,
+                image=options.image,
+                trust=options.trust,
+                measures=not options.no_measure,
+            )
+        )
     return deploy_chart(
         ChartOptions(
             repository=options.repository,
@@ -123,8 +181,8 @@ def _run_chart(options: argparse.Namespace) -> int:
             name=options.name,
             image=options.image,
             models=options.models,
-            replicas=options.replicas,
-            gpus=options.gpus,
+            replicas=options.replicas or 2,
+            gpus=options.gpus or 0,
             trust=options.trust,
             measures=not options.no_measure,
         )
@@ -142,8 +200,8 @@ def _run_kserve(options: argparse.Namespace) -> int:
             storage=options.storage,
             name=options.name,
             image=options.image,
-            replicas=options.replicas,
-            gpus=options.gpus,
+            replicas=options.replicas or 2,
+            gpus=options.gpus or 0,
             trust=options.trust,
             measures=not options.no_measure,
         )
@@ -161,8 +219,30 @@ def _run_image(options: argparse.Namespace) -> int:
             wheel=options.wheel,
             base=options.base,
             extras=tuple(options.extra),
+            is_for_training=options.train,
             has_digests=options.hashes,
             trust=options.trust,
+        )
+    )
+
+
+def _run_train(options: argparse.Namespace) -> int:
+    from tensorferry.deploy.options import JobOptions
+    from tensorferry.deploy.start import deploy_training
+
+    settings = tuple(read_pair(text) for text in options.set)
+    if options.steps is not None:
+        settings += (("steps", str(options.steps)),)
+    if options.cluster_runtime and options.kind != "trainjob":
+        raise BadOption(f"--cluster-runtime is for a TrainJob; leave it out with --kind {options.kind}")
+    same = ("recipe", "to", "image", "kind", "name", "nodes", "gpus", "workers", "cpus", "memory", "checkpoints", "size", "queue")
+    trained = ("start", "data", "every", "seed", "precision", "budget", "parallel")
+    return deploy_training(
+        JobOptions(
+            **{name: getattr(options, name) for name in (*same, *trained)},
+            grace_seconds=options.grace,
+            is_cluster_wide=options.cluster_runtime,
+            settings=settings,
         )
     )
 

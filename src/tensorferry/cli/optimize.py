@@ -60,6 +60,12 @@ def _add_samples(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="inputs to calibrate int8 on: .npz or .npy; for a run, data that its recipe reads",
     )
+    group.add_argument(
+        "--targets",
+        type=Path,
+        metavar="FILE",
+        help="the right answers to --samples: class numbers, .npy (default: a run's own, if it has classes)",
+    )
     group.add_argument("--labels", type=Path, metavar="FILE", help="class names, one per line")
     group.add_argument(
         "--weights", type=Path, metavar="FILE", help="weights for the model a function returns: .safetensors, .pt or .weights.h5"
@@ -68,14 +74,21 @@ def _add_samples(parser: argparse.ArgumentParser) -> None:
 
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("choice")
-    group.add_argument("--precision", default="auto", metavar="NAME", help="auto, fp32, bf16 or int8 (default %(default)s)")
+    group.add_argument(
+        "--precision", default="auto", metavar="NAME", help="auto, fp32, bf16, int8, or several (fp32,int8) (default %(default)s)"
+    )
     group.add_argument("--int8", action="store_true", help="also try int8")
     group.add_argument(
         "--min-agreement",
         type=float,
-        default=0.99,
         metavar="SHARE",
-        help="share of samples that must have the same answer (default %(default)s)",
+        help="share of samples that must have the same answer (default 0.99)",
+    )
+    group.add_argument(
+        "--max-drop",
+        type=float,
+        metavar="SHARE",
+        help="where the right answers are known: accuracy or Dice that may be lost (default 0.005 or 0.002)",
     )
     group.add_argument(
         "--judge",
@@ -105,6 +118,8 @@ def _run(options: argparse.Namespace) -> int:
         precision=options.precision,
         int8=options.int8,
         min_agreement=options.min_agreement,
+        targets=options.targets,
+        max_drop=options.max_drop,
         judge=options.judge,
         seconds=options.seconds,
         trust=options.trust,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tensorferry.cli.numbers import count, positive, seconds
 from tensorferry.errors import BadOption
-from tensorferry.serve.options import CONTROL_MODES, ServeOptions
+from tensorferry.serve.options import CONTROL_MODES, ServeOptions, is_pipeline
 from tensorferry.units import parse_bytes
 
 _EXAMPLES = """examples:
@@ -14,6 +14,7 @@ _EXAMPLES = """examples:
   ferry serve models/ --model-control-mode poll              load and unload as the folder changes
   ferry serve models/ --model-control-mode explicit --load-model resnet
   ferry serve s3://bucket/models --model-control-mode poll   models of an object store, followed by etag
+  ferry serve pipeline.yaml                                  several services that call each other, a process each
 """
 
 
@@ -176,6 +177,8 @@ def _run(options: argparse.Namespace) -> int:
     from tensorferry.serve.sources.source import is_url
     from tensorferry.serve.start import start
 
+    if is_pipeline(options.repository):
+        return _run_pipeline(options)
     if options.no_http and options.no_grpc:
         raise BadOption("with --no-http and --no-grpc nothing would be served; leave one of them out")
     if options.admin_host is not None and options.admin_port is None:
@@ -219,6 +222,20 @@ def _run(options: argparse.Namespace) -> int:
             log_verbose=options.log_verbose,
         )
     )
+
+
+def _run_pipeline(options: argparse.Namespace) -> int:
+    """The service that clients ask takes all options, the others those that are no addresses, keys or ports."""
+    from tensorferry.serve.start import start_pipeline
+
+    if options.no_http:
+        raise BadOption("the services of a pipeline are asked over HTTP; leave out --no-http")
+    words = list(options.command[1:])
+    del words[words.index(options.repository)]
+    words.remove("serve")
+    inner = [f"--exit-timeout-secs={options.exit_timeout_secs:g}", f"--max-body={options.max_body}"]
+    inner += ["--trust"] * options.trust + ["--log-json"] * options.log_json
+    return start_pipeline(Path(options.repository), inner, words)
 
 
 def _port(text: str) -> int:

@@ -54,6 +54,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to put the run (default: runs/ and the recipe's name)")
     parser.add_argument("--force", action="store_true", help="overwrite the run in that folder")
+    parser.add_argument(
+        "--auto-resume", action="store_true", help="if that folder holds this run, go on with it: for jobs that are started again"
+    )
     parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: see below)")
     parser.add_argument(
         "--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: drawn and written down)"
@@ -109,7 +112,10 @@ def _run(options: argparse.Namespace) -> int:
         budget=options.budget,
         command=options.command,
     )
-    return _train(options, Order(request, parallel=options.parallel or Order.parallel, as_json=options.json))
+    if options.auto_resume and options.force:
+        raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
+    parallel = options.parallel or Order.parallel
+    return _train(options, Order(request, parallel=parallel, as_json=options.json, goes_on=options.auto_resume))
 
 
 def _train(options: argparse.Namespace, order: "Order") -> int:
@@ -117,7 +123,8 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
     from tensorferry import BadOption
     from tensorferry.scaling.world import find_world
     from tensorferry.train.progress import make_progress
-    from tensorferry.train.start import begin, resume
+    from tensorferry.train.start import begin, begin_or_resume, resume
+    from tensorferry.train.status_server import post_progress
     from tensorferry.train.worker import train_as_rank, train_on
 
     if (world := find_world()) is not None:
@@ -127,9 +134,9 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
         return train_on(cluster, order, options.restarts)
     if options.parallel is not None:
         raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
-    progress = make_progress(order.as_json)
+    progress = post_progress(make_progress(order.as_json))
     if order.request is not None:
-        return begin(order.request, progress)
+        return (begin_or_resume if order.goes_on else begin)(order.request, progress)
     return resume(options.resume, progress, order.recipe)
 
 
@@ -158,9 +165,10 @@ def _count_workers(asked: int | None) -> int:
 def _refuse_with_resume(options: argparse.Namespace) -> None:
     from tensorferry import BadOption
 
-    given = ("data", "start", "steps", "set", "out", "force", "every", "seed", "precision", "budget")
-    unset = {"set": [], "force": False}
-    wrong = [f"--{'from' if name == 'start' else name}" for name in given if getattr(options, name) != unset.get(name)]
+    given = ("data", "start", "steps", "set", "out", "force", "auto_resume", "every", "seed", "precision", "budget")
+    unset = {"set": [], "force": False, "auto_resume": False}
+    names = [name for name in given if getattr(options, name) != unset.get(name)]
+    wrong = [f"--{'from' if name == 'start' else name.replace('_', '-')}" for name in names]
     if wrong:
         raise BadOption(f"--resume uses the options the run was started with; leave out {', '.join(wrong)}, or start a new run")
 

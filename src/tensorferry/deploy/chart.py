@@ -1,7 +1,8 @@
 """A Helm chart for a folder of models: the files of `files/chart` as they are, and values from what is known of the models."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -17,18 +18,35 @@ from tensorferry.deploy.sizing import choose_size
 from tensorferry.errors import BadOption
 from tensorferry.text import printable
 
-_CHART_VERSION = "0.1.0"
+CHART_VERSION = "0.1.0"
+_PORT = 8000  # of REST, in every chart
+_NAME_LABEL = "app.kubernetes.io/name"
 _URL = re.compile(r"[a-z0-9]+://[^\s@/][^\s@]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRole:
+    """What a chart's service does in a pipeline; alone, nothing."""
+
+    remotes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # service -> model -> its configuration here
+    callers: tuple[str, ...] = ()  # who alone may ask it; none: everybody
+    variables: Mapping[str, str] = field(default_factory=dict)  # where its services are while it is measured
 
 
 def write_chart(options: ChartOptions) -> None:
     """Write the chart; raises BadOption or BadModel, with nothing written."""
     check_target(options.to)
     name = check_name(options.name or options.to.name, "a chart")
+    write_folder(options.to, make_chart(options, name))
+
+
+def make_chart(options: ChartOptions, name: str, role: PipelineRole = PipelineRole()) -> dict[str, str]:  # noqa: B008
+    """The files of a chart; raises BadOption or BadModel."""
     image = split_image(options.image or f"localhost/{name}")
     source = read_source(options.models)
     models = read_models(options.repository)
-    size = choose_size(models, measure_repository(options.repository, options.trust) if options.measures else None)
+    found = measure_repository(options.repository, options.trust, role.variables) if options.measures else None
+    size = choose_size(models, found)
     values = fill(
         "values.yaml.j2",
         name=name,
@@ -37,6 +55,8 @@ def write_chart(options: ChartOptions) -> None:
         image=image,
         models=source | {"cache_size": size.cache_size},
         trust=options.trust,
+        remotes=[{"service": each, "port": _PORT, "models": sorted(found)} for each, found in role.remotes.items()],
+        allowed=[{"podSelector": {"matchLabels": {_NAME_LABEL: caller}}} for caller in role.callers],
         replicas=options.replicas,
         gpus=options.gpus,
         cpu=size.cpu,
@@ -50,18 +70,16 @@ def write_chart(options: ChartOptions) -> None:
         "Chart.yaml.j2",
         name=name,
         description=f"A TensorFerry server for {', '.join(map(printable, models.names))}",
-        version=_CHART_VERSION,
+        version=CHART_VERSION,
         app_version=__version__,
     )
-    write_folder(
-        options.to,
-        {
-            "Chart.yaml": chart,
-            "values.yaml": values,
-            "README.md": write_readme(name, models.names, values, source["source"]),
-            **dict(_list_files(files("tensorferry.deploy") / "files" / "chart")),
-        },
-    )
+    return {
+        "Chart.yaml": chart,
+        "values.yaml": values,
+        "README.md": write_readme(name, models.names, values, source["source"]),
+        **dict(_list_files(files("tensorferry.deploy") / "files" / "chart")),
+        **{f"files/remotes/{model}.pbtxt": text for found in role.remotes.values() for model, text in found.items()},
+    }
 
 
 def read_source(text: str) -> dict[str, str]:

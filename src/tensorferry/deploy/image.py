@@ -22,11 +22,13 @@ _WHEELS = "/wheels"
 def write_image(options: ImageOptions) -> None:
     """Write the Containerfile; raises BadOption or BadModel, with nothing written."""
     check_target(options.to)
+    if options.is_for_training and options.models is not None:
+        raise BadOption("an image for trainings has no server and serves no models; leave out --train or --models")
     models = None if options.models is None else read_models(options.models)
     base = options.base or f"docker.io/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim"
     split_image(base)
     ours, wheel = _choose_ours(options.wheel, options.has_digests)
-    packages = list_packages(models.formats if models else (), options.extras)
+    packages = list_packages(models.formats if models else (), options.extras, is_for_training=options.is_for_training)
     pinned = add_digests(packages) if options.has_digests else packages
     text = fill(
         "Containerfile.j2",
@@ -39,6 +41,7 @@ def write_image(options: ImageOptions) -> None:
         models=None if options.models is None else _in_context(options.models, "the folder of models"),
         names=", ".join(map(printable, models.names)) if models else "",
         trust=options.trust,
+        is_for_training=options.is_for_training,
         user=USER,
         version=__version__,
     )

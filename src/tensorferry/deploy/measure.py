@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,12 +38,14 @@ class Footprint:
     not_asked: tuple[str, ...] = ()  # models for which no request could be made up
 
 
-def measure_repository(root: Path, trust: bool) -> Footprint:
+def measure_repository(root: Path, trust: bool, variables: Mapping[str, str] | None = None) -> Footprint:
     """Load all models and ask each; raises BadModel where one does not load."""
     command = [sys.executable, "-m", "tensorferry.cli", "serve", str(root), "--http-port", "0", "--no-grpc"]
     start = time.monotonic()
     with tempfile.TemporaryFile() as log:  # no pipe: a server that says much would wait for its reader
-        process = subprocess.Popen([*command, *(["--trust"] if trust else [])], stdin=subprocess.DEVNULL, stderr=log)
+        command += ["--trust"] if trust else []
+        environment = os.environ | (variables or {})
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=environment)
         return _measure_server(process, log, start)
 
 

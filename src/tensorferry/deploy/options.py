@@ -20,6 +20,18 @@ class ChartOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """One chart for all services of a pipeline."""
+
+    file: Path
+    to: Path
+    name: str | None = None  # None: that of the folder `to`
+    image: str | None = None  # whose repositories begin so, as registry.example.com/team/assistant:1
+    trust: bool = False
+    measures: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageOptions:
     """One file to build an image from."""
 
@@ -28,6 +40,7 @@ class ImageOptions:
     wheel: Path | None = None  # of ourselves; None: the release that the package index has
     base: str | None = None  # None: Python's own image, of the version that runs here
     extras: tuple[str, ...] = ()
+    is_for_training: bool = False  # with torch and the recipes in place of the server
     has_digests: bool = False  # checksums of all wheels, which pip asks the package index for
     trust: bool = False
 
@@ -45,6 +58,35 @@ class KserveOptions:
     gpus: int = 0
     trust: bool = False
     measures: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """One training in a cluster."""
+
+    recipe: str
+    to: Path
+    image: str | None = None  # None: one on this machine, called as the training
+    kind: str = "trainjob"  # or jobset, job
+    name: str | None = None  # None: that of the folder `to`
+    nodes: int = 1
+    gpus: int = 0  # of a node; each gets a process
+    workers: int = 1  # processes of a node without GPUs
+    cpus: str | None = None  # of a node; None: one for each process
+    memory: str | None = None  # of a node; None: a guess
+    checkpoints: str | None = None  # pvc:CLAIM; None: a claim is written as well
+    size: str = "50Gi"  # of that claim
+    queue: str | None = None  # of Kueue
+    grace_seconds: int = 300  # to finish a step and to save
+    is_cluster_wide: bool = False  # the runtime of a TrainJob, for all namespaces
+    start: str | None = None
+    data: str | None = None  # a path in the pod
+    settings: tuple[tuple[str, str], ...] = ()
+    every: int | None = None
+    seed: int | None = None
+    precision: str | None = None
+    budget: str | None = None
+    parallel: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

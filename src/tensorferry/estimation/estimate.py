@@ -85,12 +85,12 @@ def estimate(
         raise BadModel("name at least one machine; `ferry machines` lists them")
     study = Study(
         model=spec,
-        inputs=_choose_inputs(spec, [inputs] if isinstance(inputs, str) else list(inputs), batch),
-        loss=_choose("loss", loss or spec.loss, LOSSES),
-        optimizer=_choose("optimizer", optimizer or spec.optimizer, OPTIMIZERS),
-        precision=_choose("precision", precision, PRECISIONS),
-        policy=_choose("policy", policy, tuple(POLICIES)),
-        axis=None if largest is None else _choose("axis", largest, AXES),
+        inputs=choose_inputs(spec, [inputs] if isinstance(inputs, str) else list(inputs), batch),
+        loss=choose("loss", loss or spec.loss, LOSSES),
+        optimizer=choose("optimizer", optimizer or spec.optimizer, OPTIMIZERS),
+        precision=choose("precision", precision, PRECISIONS),
+        policy=choose("policy", policy, tuple(POLICIES)),
+        axis=None if largest is None else choose("axis", largest, AXES),
     )
     for machine in machines:
         rate_of(machine, precision)
@@ -229,7 +229,8 @@ class Study:
         return LargestSize(0, None)
 
 
-def _choose_inputs(model: EstimatedModel, texts: list[str], batch: int | None) -> Inputs:
+def choose_inputs(model: EstimatedModel, texts: list[str], batch: int | None) -> Inputs:
+    """What a model is fed: what was written, or its own, with another batch where one is given."""
     inputs: tuple[Input, ...] = tuple(map(parse_input, texts)) or model.inputs
     if not inputs:
         raise BadModel(f"what {model.name!r} is fed is not known; say so, as in --input 8x3x224x224")
@@ -240,7 +241,8 @@ def _choose_inputs(model: EstimatedModel, texts: list[str], batch: int | None) -
     return model.derive(inputs)
 
 
-def _choose(what: str, value: str, known: Sequence[str]) -> str:
+def choose(what: str, value: str, known: Sequence[str]) -> str:
+    """The value, or `BadModel` where it is not known."""
     if value not in known:
         raise BadModel(f"unknown {what} {value!r}{did_you_mean(value, known)}; choose from {', '.join(known)}")
     return value

@@ -11,13 +11,15 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorferry.errors import BadMachine
-from tensorferry.machine import Machine
+from tensorferry.machine import Machine, Network
+from tensorferry.machine.networks import INSIDE
 from tensorferry.machine.table import PRECISIONS, PROCESS_NBYTES, find_entry, load_entry, make_machine
 from tensorferry.tiers import this_machine
 from tensorferry.units import format_bytes
 
 THIS = "this"
 NUM_COLUMNS = 160
+NONE = "–"
 _PRECISIONS = PRECISIONS[1:]  # no one trains in fp64
 
 
@@ -59,12 +61,31 @@ def render_machines(machines: Sequence[Machine]) -> str:
             table.add_row(*(blank if position else _describe(machine)), *rates, shared)
         if not machine.tiers:
             table.add_row(*_describe(machine))
-    file = io.StringIO()
-    Console(file=file, width=NUM_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False).print(table)
-    lines = [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
+    lines = _print(table)
     sources = dict.fromkeys(machine.source for machine in machines)
     names = {source: ", ".join(machine.name for machine in machines if machine.source == source) for source in sources}
     return "\n".join([*lines, "", "compute in TFLOP/s, rates in GB/s; from", *(f"  {names[s]}: {s}" for s in sources)])
+
+
+def render_networks(networks: Sequence[Network]) -> str:
+    """A row a network: where it links, how fast and how soon; below, where the figures come from."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("network", "links GPUs", "what it is", "GB/s", "reached", "latency", "ports a node"):
+        table.add_column(name, justify="left" if name in ("network", "links GPUs", "what it is") else "right", no_wrap=True)
+    for network in networks:
+        where = "inside a node" if network.scope == INSIDE else "between nodes"
+        ports = NONE if network.scope == INSIDE else str(network.ports or "one a GPU")
+        reached, latency = f"{100 * network.efficiency:.0f} %", f"{1e6 * network.latency_seconds:.0f} us"
+        table.add_row(network.name, where, network.title, _rate(network.nbytes_per_second), reached, latency, ports)
+    return "\n".join(
+        [*_print(table), "", "rates one way; from", *(f"  {network.name}: {network.source}" for network in networks)]
+    )
+
+
+def _print(table: Table) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=NUM_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False).print(table)
+    return [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
 
 
 def _describe(machine: Machine) -> tuple[str, ...]:

@@ -67,6 +67,16 @@ def parse_input(text: str) -> Input:
 Inputs = tuple[Input, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """The sizes of a model made of like layers, and how to make one with fewer of them: what splitting it needs."""
+
+    num_layers: int
+    width: int
+    num_heads: int
+    make_model: Callable[[Inputs, int, int], Any]  # for these inputs, with so many layers, one of so many tensor shards
+
+
 @dataclass(frozen=True)
 class EstimatedModel:
     """A model to estimate: how it is made, and what it is fed and trained with if nothing else is said."""
@@ -79,6 +89,7 @@ class EstimatedModel:
     edge_step: int = 32  # resolutions are tried in multiples of this
     derive: Callable[[Inputs], Inputs] = lambda inputs: inputs  # the other inputs that follow from the first
     is_same_for_all_batches: bool = False  # one that was made does for all
+    transformer: Transformer | None = None  # None: it is followed whole, and cannot be split by tensor or pipeline
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,7 @@ class _Builtin:
     optimizer: str = "sgd"
     edge_step: int = 32
     derive: Callable[[Inputs], Inputs] = lambda inputs: inputs
+    layers_width_heads: tuple[int, int, int] | None = None  # of a transformer
 
 
 def _images(batch: int) -> Inputs:
@@ -104,20 +116,26 @@ def _hide_words(inputs: Inputs) -> Inputs:
     return (inputs[0], Input((batch, count_hidden(length)), "int64"))
 
 
-def _bert(function: str) -> _Builtin:
+def _bert(num_layers: int, width: int, num_heads: int) -> _Builtin:
     return _Builtin(
         "bert",
-        function,
+        "BERT",
         (Input((32, 128), "int64"),),
-        lambda inputs: {"max_length": max(512, inputs[0].shape[1])},
+        lambda inputs: {
+            "num_layers": num_layers,
+            "width": width,
+            "num_heads": num_heads,
+            "max_length": max(512, inputs[0].shape[1]),
+        },
         loss="token_cross_entropy",
         optimizer="adamw",
         edge_step=64,
         derive=_hide_words,
+        layers_width_heads=(num_layers, width, num_heads),
     )
 
 
-def _gpt(num_layers: int, width: int, num_heads: int, length: int = 1024) -> _Builtin:
+def _gpt(num_layers: int, width: int, num_heads: int, length: int = 1024, vocabulary: int = 50257) -> _Builtin:
     return _Builtin(
         "gpt",
         "GPT",
@@ -127,17 +145,25 @@ def _gpt(num_layers: int, width: int, num_heads: int, length: int = 1024) -> _Bu
             "width": width,
             "num_heads": num_heads,
             "max_length": max(length, inputs[0].shape[1]),
-            "vocabulary": 50257,
+            "vocabulary": vocabulary,
         },
         loss="token_cross_entropy",
         optimizer="adamw",
         edge_step=64,
+        layers_width_heads=(num_layers, width, num_heads),
     )
 
 
+def make_gpt(num_layers: int, width: int, num_heads: int, length: int, vocabulary: int) -> EstimatedModel:
+    """A GPT of any size, as published steps need it."""
+    return _find_builtin(f"gpt {num_layers}x{width}", _gpt(num_layers, width, num_heads, length, vocabulary))
+
+
+_MEGATRON_VOCABULARY = 51200  # GPT-2's, padded so that eight GPUs can share it
 _BUILTINS = {
     "resnet50": _Builtin("resnet", "resnet50", _images(32)),
     "resnet152": _Builtin("resnet", "resnet152", _images(32)),
+    "vgg16": _Builtin("vgg", "vgg16", _images(32)),
     "googlenet": _Builtin("googlenet", "GoogLeNet", _images(32)),
     "unet3d": _Builtin(
         "unet3d",
@@ -146,14 +172,23 @@ _BUILTINS = {
         lambda inputs: {"num_channels": inputs[0].shape[1]},
         edge_step=16,
     ),
-    "bert-base": _bert("bert_base"),
-    "bert-large": _bert("bert_large"),
+    "bert-base": _bert(12, 768, 12),
+    "bert-large": _bert(24, 1024, 16),
     "gpt2": _gpt(12, 768, 12),
     "gpt2-medium": _gpt(24, 1024, 16),
     "gpt2-large": _gpt(36, 1280, 20),
     "gpt2-xl": _gpt(48, 1600, 25),
     "gpt3-6.7b": _gpt(32, 4096, 32, 2048),
     "gpt3-13b": _gpt(40, 5120, 40, 2048),
+    # the sizes of Megatron-LM's papers (arXiv:1909.08053, 2104.04473) and of GPT-3 (2005.14165)
+    "gpt-125m": _gpt(12, 768, 12, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-350m": _gpt(24, 1024, 16, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-1.2b": _gpt(40, 1536, 16, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-2.5b": _gpt(54, 1920, 20, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-4.2b": _gpt(64, 2304, 24, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-8.3b": _gpt(72, 3072, 32, vocabulary=_MEGATRON_VOCABULARY),
+    "gpt-22b": _gpt(48, 6144, 64, 2048, _MEGATRON_VOCABULARY),
+    "gpt-175b": _gpt(96, 12288, 96, 2048, _MEGATRON_VOCABULARY),
 }
 BUILTIN_NAMES = tuple(_BUILTINS)
 
@@ -172,13 +207,32 @@ def find_model(model: "str | Callable[[], Any]") -> EstimatedModel:
             "and package.module:function or file.py:function of your own"
         )
 
-    _require_torch(model)
+    return _find_builtin(model, builtin)
 
-    def make_model(inputs: Inputs) -> Any:
+
+def _find_builtin(name: str, builtin: _Builtin) -> EstimatedModel:
+    _require_torch(name)
+
+    def make_model(inputs: Inputs, **changes: Any) -> Any:
         recipe = importlib.import_module(f"tensorferry.recipes.models.{builtin.module}")
-        return getattr(recipe, builtin.function)(**builtin.arguments(inputs))
+        return getattr(recipe, builtin.function)(**builtin.arguments(inputs) | changes)
 
-    return EstimatedModel(model, make_model, builtin.inputs, builtin.loss, builtin.optimizer, builtin.edge_step, builtin.derive)
+    def make_part(inputs: Inputs, num_layers: int, num_shards: int) -> Any:
+        from tensorferry.recipes.models.tensor_shard import keep_shard
+
+        return keep_shard(make_model(inputs, num_layers=num_layers), num_shards)
+
+    sizes = builtin.layers_width_heads
+    return EstimatedModel(
+        name,
+        make_model,
+        builtin.inputs,
+        builtin.loss,
+        builtin.optimizer,
+        builtin.edge_step,
+        builtin.derive,
+        transformer=None if sizes is None else Transformer(*sizes, make_part),
+    )
 
 
 def _require_torch(name: str) -> None:

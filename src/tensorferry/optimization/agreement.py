@@ -2,18 +2,21 @@
 
 The original answers first, on real samples in batches and on a few odd shapes (one row, fewer rows, shorter texts), so that a
 file whose batch was frozen on the way is found out too. A candidate is then asked the same. Two figures come of it: the largest
-difference, relative to the largest value of the output, and the agreement: the share of samples whose answer means the same.
+difference, relative to the largest value of the output, and the agreement: the share of samples whose answer means the same, with
+its 95 % interval. Where the right answers are known, a third says what is lost of accuracy or Dice.
 """
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
+from tensorferry.optimization.intervals import Interval, student_interval, wilson_interval
+from tensorferry.optimization.metric import MetricDrop, find_metric, measure_drop
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.source import root_cause
 from tensorferry.serve.core.tensors import Array
@@ -43,6 +46,8 @@ class ReferenceAnswers:
     odd_batches: tuple[ReferenceBatch, ...]  # other numbers of rows and other lengths
     judge: str
     num_left: int = 0  # samples that there was no time for
+    targets: Array | None = None  # the right answers to `batches`, as class numbers
+    metric: str = ""  # what the targets are judged by; empty: there are none
 
     @property
     def num_samples(self) -> int:
@@ -57,10 +62,18 @@ class Comparison:
     agreement: float  # share of samples
     difference: float  # the largest, relative to the largest value of the output
     fault: str = ""  # why it could not be judged at all
+    interval: Interval = field(default_factory=lambda: Interval(0.0, 1.0))  # of the agreement, at 95 %
+    num_answers: int = 0  # that were compared: samples, or all voxels of them
+    metric_drop: MetricDrop | None = None  # None: the right answers are not known
 
 
 def ask_original(
-    original: Runner, signature: Signature, samples: Arrays, judge: str = "auto", deadline: float = math.inf
+    original: Runner,
+    signature: Signature,
+    samples: Arrays,
+    judge: str = "auto",
+    deadline: float = math.inf,
+    targets: Array | None = None,
 ) -> ReferenceAnswers:
     """What the original answers on `samples` (rows first); raises BadModel where it has no answer itself.
 
@@ -85,7 +98,12 @@ def ask_original(
     odd = tuple(_ask(original, signature, each) for each in _odd_shapes(signature, batches[0]))
     if judge == "auto":
         judge = _choose_judge(answered[0].answers[0])
-    return ReferenceAnswers(signature, tuple(answered), odd, judge, num_left)
+    metric = ""
+    if targets is not None:
+        first = answered[0].answers[0]
+        metric = find_metric(targets[: len(first)], first, class_axis(first))
+        targets = targets[: sum(_num_rows(each.inputs) for each in answered)] if metric else None
+    return ReferenceAnswers(signature, tuple(answered), odd, judge, num_left, targets, metric)
 
 
 def compare_answers(reference: ReferenceAnswers, runner: Runner) -> Comparison:
@@ -105,9 +123,24 @@ def compare_answers(reference: ReferenceAnswers, runner: Runner) -> Comparison:
                 return Comparison(0.0, np.inf, fault)
             difference = max(difference, relative_difference(expected, answer))
         given.append(answers)
-    rows = _join([batch.answers for batch in reference.batches])
-    agreements = [_agree(reference.judge, a, b) for a, b in zip(rows, _join(given[: len(reference.batches)]), strict=True)]
-    return Comparison(min(agreements), difference)
+    wanted = _join([batch.answers for batch in reference.batches])
+    found = _join(given[: len(reference.batches)])
+    agreements = [_agree(reference.judge, one, other) for one, other in zip(wanted, found, strict=True)]
+    worst = min(agreements, key=np.mean)
+    metric_drop = None
+    if reference.targets is not None:
+        axis = class_axis(wanted[0])
+        metric_drop = measure_drop(reference.metric, reference.targets, wanted[0].argmax(axis), found[0].argmax(axis))
+    return Comparison(float(np.mean(worst)), difference, "", _find_interval(worst), worst.size, metric_drop)
+
+
+def _find_interval(agreed: Array) -> Interval:
+    """Of samples where each has one answer; where each has many, those of one sample are not independent of each other."""
+    if agreed.ndim == 1:
+        return wilson_interval(float(np.mean(agreed)), len(agreed))
+    shares = agreed.reshape(len(agreed), -1).mean(1).tolist()
+    found = student_interval(shares)
+    return Interval(max(0.0, found.low), min(1.0, found.high))
 
 
 def _ask(original: Runner, signature: Signature, inputs: Arrays) -> ReferenceBatch:
@@ -156,28 +189,29 @@ def relative_difference(expected: Array, answer: Array) -> float:
 
 def _choose_judge(answer: Array) -> str:
     """Classes where there are several columns to choose between; closeness where there is one, or none."""
-    return "top1" if answer.dtype.kind == "f" and answer.ndim > 1 and answer.shape[_class_axis(answer)] > 1 else "close"
+    return "top1" if answer.dtype.kind == "f" and answer.ndim > 1 and answer.shape[class_axis(answer)] > 1 else "close"
 
 
-def _class_axis(answer: Array) -> int:
+def class_axis(answer: Array) -> int:
     """Classes are the last axis, or in images and volumes the shorter of the second and the last."""
     return 1 if answer.ndim > 3 and answer.shape[1] < answer.shape[-1] else answer.ndim - 1
 
 
-def _agree(judge: str, expected: Array, answer: Array) -> float:
+def _agree(judge: str, expected: Array, answer: Array) -> Array:
+    """Which answers agree: one for each sample, or for each of its voxels."""
     if expected.dtype.kind != "f":
-        return float(np.mean(expected == answer))
+        return np.asarray(expected == answer)
     if judge == "close":
         largest = float(np.abs(expected).max()) or 1.0
-        return float(np.mean(np.abs(expected.astype(np.float64) - answer) <= _CLOSE * largest))
+        return np.asarray(np.abs(expected.astype(np.float64) - answer) <= _CLOSE * largest)
     if judge == "top1":
-        axis = _class_axis(expected)
-        return float(np.mean(expected.argmax(axis) == answer.argmax(axis)))
-    return _share_of_neighbours(expected.reshape(len(expected), -1), answer.reshape(len(answer), -1))
+        axis = class_axis(expected)
+        return np.asarray(expected.argmax(axis) == answer.argmax(axis))
+    return _keep_neighbours(expected.reshape(len(expected), -1), answer.reshape(len(answer), -1))
 
 
-def _share_of_neighbours(expected: Array, answer: Array) -> float:
-    """How many rows keep their nearest neighbour, by cosine, among the original's other rows."""
+def _keep_neighbours(expected: Array, answer: Array) -> Array:
+    """Which rows keep their nearest neighbour, by cosine, among the original's other rows."""
     if len(expected) < 3:
         raise BadOption(f"nearest neighbours need at least 3 samples, received {len(expected)}")
 
@@ -186,7 +220,7 @@ def _share_of_neighbours(expected: Array, answer: Array) -> float:
         np.fill_diagonal(similarity, -np.inf)
         return similarity.argmax(1)
 
-    return float(np.mean(find_nearest(expected) == find_nearest(answer)))
+    return np.asarray(find_nearest(expected) == find_nearest(answer))
 
 
 def _unit(rows: Array) -> Array:

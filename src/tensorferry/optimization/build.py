@@ -5,21 +5,28 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tensorferry.errors import MissingExtra
 from tensorferry.extras import install_command
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, compare_answers
-from tensorferry.optimization.candidates import Candidate, CandidateResult, has_bf16, make_candidate
-from tensorferry.optimization.quantise import Quantiser, list_quantisers
+from tensorferry.optimization.candidates import Candidate, CandidateResult, TriedFile, has_bf16, make_candidate
+from tensorferry.optimization.gate import AnswerGate
+from tensorferry.optimization.layer_search import describe_kept, find_fewest, rank_layers, take_probe
+from tensorferry.optimization.measure import has_free_batch, take_rows, time_batch
+from tensorferry.optimization.quantise import QuantisedModel, Quantiser, list_quantisers
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.source import Route, Source, quiet_exporters, root_cause
+from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.runtimes.runtime import Runner
 
 FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 NOT_BUILT = "not built: the time was up"
+_LOOK_SECONDS = 0.1
 
 Tell = Callable[[str], None]  # told what is being done
 
@@ -45,9 +52,10 @@ class SearchOptions:
     """What the user asked for."""
 
     precisions: tuple[str, ...] = ("fp32", "bf16")
-    min_agreement: float = 0.99
+    gate: AnswerGate = field(default_factory=AnswerGate)
     seconds: float = 120.0
     calibration: Arrays | None = None  # for int8: samples that answers are not compared on
+    notes: tuple[str, ...] = ()  # how the samples were split
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,17 @@ class BuiltFile:
     route: str
     comparison: Comparison
     variant: str = ""
+    kept: tuple[str, ...] = ()  # layers of an int8 file that stay in fp32
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """An int8 file that the gate did not let in, and what it was made with."""
+
+    plain: BuiltFile
+    quantiser: Quantiser
+    model: QuantisedModel
+    agreement: float
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,7 @@ class Builder:
     folder: ScratchFolder
     tell: Tell
     rejected: list[CandidateResult] = field(default_factory=list)
+    tried: list[TriedFile] = field(default_factory=list)  # every file that gave answers, in order
 
     def build_all(self, source: Source, deadline: float) -> list[BuiltFile]:
         """The files that passed, fp32 first. After `deadline` none is begun, if one is there."""
@@ -86,9 +106,22 @@ class Builder:
                     self._reject(_title("openvino", "bf16", each.path), "bf16", each.route, NOT_BUILT)
                 else:
                     built += self._admit(replace(each, precision="bf16"))
-        for each in plain if "int8" in precisions else ():
+        if "int8" in precisions:
+            built += self._build_all_int8(plain, deadline)
+        return built
+
+    def _build_all_int8(self, plain: list[BuiltFile], deadline: float) -> list[BuiltFile]:
+        """What passes as a whole, and of the rest, the nearest first, what passes with some layers in fp32."""
+        built, missed = [], []
+        for each in plain:
             for quantiser in list_quantisers(each.backend):
-                built += self._build_int8(each, quantiser, deadline)
+                found = self._build_int8(each, quantiser, deadline)
+                if isinstance(found, BuiltFile):
+                    built.append(found)
+                elif found is not None and found.model.layers:
+                    missed.append(found)
+        for near in sorted(missed, key=lambda near: -near.agreement):
+            built += self._keep_layers(near, deadline)
         return built
 
     def _build_plain(self, routes: list[Route], deadline: float) -> list[BuiltFile]:
@@ -112,27 +145,91 @@ class Builder:
                 return admitted
         return []
 
-    def _build_int8(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> Iterator[BuiltFile]:
+    def _build_int8(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
         assert self.options.calibration is not None
         title = _title(plain.backend, "int8", plain.path, quantiser.variant)
         if time.perf_counter() > deadline:
             self._reject(title, "int8", quantiser.title, NOT_BUILT)
-            return
+            return None
         self.tell(f"quantising: {quantiser.title}")
         try:
             with quiet_exporters():
-                path = quantiser.write(plain.path, self.options.calibration, self.folder.new())
+                model = quantiser.prepare(plain.path, self.options.calibration, self.folder.new())
+                path = model.write((), self.folder.new())
         except MissingExtra as error:
             self._reject(title, "int8", quantiser.title, str(error))
+            return None
         except Exception as error:  # whatever a quantiser raises at a graph that it does not know
             self._reject(title, "int8", quantiser.title, f"cannot be quantised: {root_cause(error)}")
-        else:
-            yield from self._admit(replace(plain, precision="int8", path=path, route=quantiser.title, variant=quantiser.variant))
+            return None
+        file = replace(plain, precision="int8", path=path, route=quantiser.title, variant=quantiser.variant)
+        for admitted in self._admit(file):
+            return admitted
+        comparison = self.rejected[-1].comparison
+        if comparison is None or comparison.fault:
+            return None
+        return NearMiss(plain, quantiser, model, comparison.agreement)
+
+    def _keep_layers(self, near: NearMiss, deadline: float) -> Iterator[BuiltFile]:
+        """The file with as few layers in fp32 as the gate needs, where there are such few."""
+        assert self.options.calibration is not None
+        self.tell(f"looking for sensitive layers: {near.quantiser.title}")
+        layers, probe = near.model.layers, take_probe(self.options.calibration)
+        found: dict[int, BuiltFile] = {}
+        try:
+            ranked = rank_layers(layers, partial(self._answer, near), probe, deadline)
+        except Exception as error:  # what quantises as a whole may not in part
+            self._reject_search(near, f"the search for sensitive layers failed: {root_cause(error)}")
+            return
+        if not ranked:
+            self._reject_search(near, "no time to look for its sensitive layers; give more with --seconds")
+            return
+        order = [each.layer for each in ranked]
+
+        def passes(num_kept: int) -> bool:
+            self.tell(f"keeping {num_kept} of {len(layers)} layers in fp32: {near.quantiser.title}")
+            found.update((num_kept, file) for file in self._admit(self._write_kept(near, order[:num_kept])))
+            return num_kept in found
+
+        fewest = find_fewest(len(layers), passes, deadline)
+        if fewest is not None:
+            yield found[fewest]
+
+    def _write_kept(self, near: NearMiss, kept: Collection[str]) -> BuiltFile:
+        with quiet_exporters():
+            path = near.model.write(kept, self.folder.new())
+        count = "1 layer" if len(kept) == 1 else f"{len(kept)} layers"
+        return replace(
+            near.plain,
+            precision="int8",
+            path=path,
+            route=f"{near.quantiser.title}; in fp32: {describe_kept(kept)}",
+            variant=f"{near.quantiser.variant}, {count} in fp32",
+            kept=tuple(kept),
+        )
+
+    def _answer(self, near: NearMiss, kept: Collection[str], probe: Arrays) -> list[Array]:
+        """What the model answers with these layers in fp32."""
+        file = self._write_kept(near, kept)
+        signature = self.reference.signature
+        runtime = make_candidate(file.backend, "int8", file.path, count_cores()).load(signature)
+        runner = runtime.new_runner()
+        try:
+            return list(runner.run(probe, [tensor.name for tensor in signature.outputs]))
+        finally:
+            runner.close()
+            runtime.close()
+            shutil.rmtree(file.path.parent, ignore_errors=True)
 
     def _admit(self, built: BuiltFile) -> Iterator[BuiltFile]:
         """The file with what it reached, if it passes."""
         candidate = make_candidate(built.backend, built.precision, built.path, count_cores(), built.variant)
-        comparison, reason = check_candidate(candidate, self.reference, self.options.min_agreement)
+        looks: list[float] = []
+        comparison, reason = check_candidate(
+            candidate, self.reference, self.options.gate, lambda each: looks.append(self._look(each))
+        )
+        if comparison is not None and looks:
+            self.tried.append(TriedFile(candidate.title, built.precision, looks[0], comparison, not reason, len(built.kept)))
         if reason:
             rejected = CandidateResult(candidate.title, built.precision, built.route, reason, comparison, nbytes=candidate.nbytes)
             self.rejected.append(rejected)
@@ -140,12 +237,23 @@ class Builder:
             assert comparison is not None
             yield replace(built, comparison=comparison)
 
+    def _look(self, runner: Runner) -> float:
+        """Seconds of one row, at a glance."""
+        signature, sample = self.reference.signature, self.reference.batches[0].inputs
+        return time_batch(runner, signature, take_rows(sample, 1) if has_free_batch(signature) else sample, _LOOK_SECONDS)
+
+    def _reject_search(self, near: NearMiss, reason: str) -> None:
+        title = _title(near.plain.backend, "int8", near.plain.path, f"{near.quantiser.variant}, some layers in fp32")
+        self._reject(title, "int8", near.quantiser.title, reason)
+
     def _reject(self, title: str, precision: str, route: str, reason: str) -> None:
         self.rejected.append(CandidateResult(title, precision, route, reason))
 
 
-def check_candidate(candidate: Candidate, reference: ReferenceAnswers, min_agreement: float) -> tuple[Comparison | None, str]:
-    """How a freshly loaded candidate answers, and why it is rejected; no reason: it passes."""
+def check_candidate(
+    candidate: Candidate, reference: ReferenceAnswers, gate: AnswerGate, look: Callable[[Runner], None] = lambda _: None
+) -> tuple[Comparison | None, str]:
+    """How a freshly loaded candidate answers, and why it is rejected (no reason: it passes); one that answers is looked at."""
     try:
         runtime = candidate.load(reference.signature)
     except Exception as error:  # a file that was written without an error may still be no model
@@ -153,14 +261,14 @@ def check_candidate(candidate: Candidate, reference: ReferenceAnswers, min_agree
     runner = runtime.new_runner()
     try:
         comparison = compare_answers(reference, runner)
+        if not comparison.fault:
+            look(runner)
     finally:
         runner.close()
         runtime.close()
-    if comparison.fault:
-        return comparison, f"other answers: {comparison.fault}"
-    if comparison.agreement < min_agreement:
-        reached, asked = _percent(comparison.agreement), _percent(min_agreement)
-        return comparison, f"agrees on {reached} of the samples; {asked} are asked for"
+    reason = gate.find_reason(comparison)
+    if reason:
+        return comparison, reason
     if candidate.precision == "fp32" and comparison.difference > FP32_DIFFERENCE:
         difference = f"{comparison.difference:.2g}"
         return comparison, f"differs by {difference} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
@@ -169,7 +277,3 @@ def check_candidate(candidate: Candidate, reference: ReferenceAnswers, min_agree
 
 def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:
     return make_candidate(backend, precision, path, count_cores(), variant).title
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.measure import Speed
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runtime, Signature
 from tensorferry.serve.runtimes.table import load_runtime
@@ -128,11 +129,24 @@ class CandidateResult:
     speed: Speed | None = None
     nbytes: int = 0
     candidate: Candidate | None = None  # None: there is nothing to serve
+    kept: tuple[str, ...] = ()  # layers of an int8 file that stay in fp32
 
     @property
     def passed(self) -> bool:
         """Whether it gives the original's answers."""
         return self.candidate is not None and self.comparison is not None and not self.comparison.fault
+
+
+@dataclass(frozen=True)
+class TriedFile:
+    """A file that gave answers: how long one row took at a glance, and how it compared."""
+
+    title: str
+    precision: str
+    seconds: float
+    comparison: Comparison
+    passed: bool
+    num_kept: int = 0  # layers of an int8 file that stay in fp32
 
 
 @dataclass(frozen=True)
@@ -146,8 +160,9 @@ class SearchResult:
     baseline: CandidateResult  # the original, measured in the same way
     judge: str
     num_samples: int
-    min_agreement: float
+    gate: AnswerGate
     notes: tuple[str, ...] = ()
+    tried: tuple[TriedFile, ...] = ()  # every file, those that did not pass too, in the order of the search
 
     @property
     def speedup(self) -> float:

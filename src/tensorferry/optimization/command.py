@@ -32,7 +32,9 @@ class CommandOptions:
     weights: Path | None = None
     precision: str = "auto"
     int8: bool = False  # also try it
-    min_agreement: float = 0.99
+    min_agreement: float | None = None
+    targets: Path | None = None
+    max_drop: float | None = None
     judge: str = "auto"
     seconds: float = 120.0
     trust: bool = False
@@ -60,6 +62,8 @@ def run_command(options: CommandOptions, console: Console) -> CommandResult:
             options.samples,
             precision=precision,
             min_agreement=options.min_agreement,
+            targets=options.targets,
+            max_drop=options.max_drop,
             judge=options.judge,
             calibrate=options.calibrate,
             labels=_read_labels(options.labels),

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
-from tensorferry.optimization.agreement import ReferenceAnswers, ask_original
+from tensorferry.optimization.agreement import ReferenceAnswers, ask_original, class_axis
 from tensorferry.optimization.build import ScratchFolder, SearchOptions, Tell
 from tensorferry.optimization.candidates import SearchResult, has_bf16
+from tensorferry.optimization.gate import MIN_AGREEMENT, AnswerGate
+from tensorferry.optimization.metric import MAX_DROP, refuse_targets
 from tensorferry.optimization.report import OptimizationReport
 from tensorferry.optimization.repository import read_target
-from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, cut_rows, name_samples, read_samples, split_samples
+from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, name_samples, read_samples, read_targets, split_samples
 from tensorferry.optimization.saving import SavableModel, save_model
 from tensorferry.optimization.search import ASK_SHARE, search
 from tensorferry.optimization.sources.loading import LoadedSource, SourceOptions, load_source
@@ -91,8 +95,10 @@ def optimize(
     example: Any = None,
     *,
     precision: str = "auto",
-    min_agreement: float = 0.99,
+    min_agreement: float | None = None,
     judge: str = "auto",
+    targets: Any = None,
+    max_drop: float | None = None,
     calibrate: Any = None,
     labels: Sequence[str] = (),
     weights: str | Path | None = None,
@@ -103,13 +109,14 @@ def optimize(
     """The fastest inference engine that gives the answers of `model`: a module, a Keras model, or the path of one or of a run.
 
     `example` is a batch of real inputs (an array, a tuple, arrays by name, or a file of them; rows first): answers are compared
-    on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises,
-    calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the original on `min_agreement` of the
-    rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest neighbour (embeddings), "close" within 1 %.
+    on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises
+    ("fp32,int8" does without bf16), calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the
+    original on `min_agreement` (0.99) of the rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest
+    neighbour (embeddings), "close" within 1 %. With `targets`, the right classes, it passes if it loses at most `max_drop` of
+    accuracy (0.005) or Dice (0.002) instead.
     """
     precisions = _read_precision(precision)
-    if not 0 < min_agreement <= 1:
-        raise BadOption(f"expected an agreement above 0 and at most 1, received {min_agreement!r}; write for example 0.99")
+    _check_gate(min_agreement, targets, max_drop)
     if not seconds > 0:
         raise BadOption(f"expected seconds above zero, received {seconds!r}")
     if isinstance(labels, str):
@@ -123,23 +130,54 @@ def optimize(
         example = read_samples(Path(example)) if isinstance(example, str | Path) else example
         source_options = SourceOptions(example, tuple(labels), None if weights is None else Path(weights), trust)
         loaded = load_source(model, source_options, folder.new())
-        source, samples, calibration = loaded.source, cut_rows(loaded.samples, MAX_SAMPLES), None
+        source, num_rows = loaded.source, len(next(iter(loaded.samples.values())))
+        rows, calibration = np.arange(num_rows)[:MAX_SAMPLES], None
+        notes: tuple[str, ...] = ()
+        right = loaded.targets if targets is None else read_targets(_as_path(targets), num_rows)
         if "int8" in precisions:
-            calibrate = Path(calibrate) if isinstance(calibrate, str) else calibrate
-            calibration, samples = split_samples(loaded.samples, loaded.read_calibration(calibrate))
+            split = split_samples(loaded.samples, loaded.read_calibration(_as_path(calibrate)))
+            rows, calibration, notes = split.compared, split.calibration, (split.note,)
         tell(f"asking the original: {source.title} in {source.framework}")
-        reference = _ask(loaded, samples, judge, time.perf_counter() + ASK_SHARE * seconds)
-        options = SearchOptions(precisions, min_agreement, seconds, calibration)
+        samples = {name: array[rows] for name, array in loaded.samples.items()}
+        ask_by = time.perf_counter() + ASK_SHARE * seconds
+        reference = _ask(loaded, samples, judge, ask_by, None if right is None else right[rows])
+        if targets is not None and right is not None and not reference.metric:
+            answers = reference.batches[0].answers[0]
+            raise refuse_targets(right, answers, class_axis(answers))
+        gate = _make_gate(min_agreement, max_drop, reference.metric)
+        options = SearchOptions(precisions, gate, seconds, calibration, notes)
         return Engine(source, reference, search(source, reference, options, folder, tell, began), folder)
     except BaseException:
         folder.remove()
         raise
 
 
-def _ask(loaded: LoadedSource, samples: Arrays, judge: str, deadline: float) -> ReferenceAnswers:
+def _as_path(given: Any) -> Any:
+    return Path(given) if isinstance(given, str) else given
+
+
+def _check_gate(min_agreement: float | None, targets: Any, max_drop: float | None) -> None:
+    """Refuse what cannot be asked for."""
+    if min_agreement is not None and not 0 < min_agreement <= 1:
+        raise BadOption(f"expected an agreement above 0 and at most 1, received {min_agreement!r}; write for example 0.99")
+    if max_drop is not None and not 0 <= max_drop < 1:
+        raise BadOption(f"expected a drop from 0 up and below 1, received {max_drop!r}; write 0.005 for half a point")
+    if min_agreement is not None and (targets is not None or max_drop is not None):
+        raise BadOption("agreement is asked for where the right answers are not known, a drop where they are; give one of them")
+
+
+def _make_gate(min_agreement: float | None, max_drop: float | None, metric: str) -> AnswerGate:
+    if max_drop is not None and not metric:
+        raise BadOption("a drop is measured against the right answers; give them with --targets (targets in Python)")
+    if min_agreement is not None or not metric:
+        return AnswerGate(MIN_AGREEMENT if min_agreement is None else min_agreement)
+    return AnswerGate(MIN_AGREEMENT, MAX_DROP[metric] if max_drop is None else max_drop)
+
+
+def _ask(loaded: LoadedSource, samples: Arrays, judge: str, deadline: float, targets: Array | None) -> ReferenceAnswers:
     source = loaded.source
     try:
-        return ask_original(source.original.new_runner(), source.signature, samples, judge, deadline)
+        return ask_original(source.original.new_runner(), source.signature, samples, judge, deadline, targets)
     except InvalidRequest as error:
         if not loaded.is_invented:
             raise
@@ -148,10 +186,14 @@ def _ask(loaded: LoadedSource, samples: Arrays, judge: str, deadline: float) -> 
 
 
 def _read_precision(precision: str) -> tuple[str, ...]:
-    if precision not in PRECISIONS:
-        raise BadOption(
-            f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}; choose from {', '.join(PRECISIONS)}"
-        )
+    words = precision.split(",")
+    for word in words:
+        if word not in PRECISIONS:
+            raise BadOption(f"unknown precision {word!r}{did_you_mean(word, PRECISIONS)}; choose from {', '.join(PRECISIONS)}")
+    if len(words) > 1:
+        if "auto" in words:
+            raise BadOption(f"auto chooses precisions by itself, so it stands alone; received {precision!r}")
+        return tuple(each for each in ("fp32", "bf16", "int8") if each in words)
     if precision == "bf16" and not has_bf16():
         raise BadOption("this CPU does not compute in bf16 by itself, so it would be slower than fp32; take precision auto")
     return {"auto": ("fp32", "bf16"), "int8": ("fp32", "bf16", "int8")}.get(precision, (precision,))

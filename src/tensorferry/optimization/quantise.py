@@ -1,13 +1,20 @@
 """int8: weights and activations on 256 steps, whose width is calibrated on real samples.
 
 Which way works best depends on the graph, so each is a candidate like any other, and the gate decides. For OpenVINO: NNCF, and
-weights alone, which keep nearly every answer at a quarter of the size. For onnxruntime: static quantisation (convolutions) and
-dynamic quantisation (products of transformers, no calibration needed). Without VNNI pairs of products overflow 16 bits unless
-weights keep to half of their range; all but the weights alone do.
+weights alone, which keep nearly every answer at a quarter of the size. For onnxruntime: static quantisation and dynamic
+quantisation (products of transformers, no calibration needed). Without VNNI pairs of products overflow 16 bits unless weights
+keep to half of their range; all but the weights alone do.
+
+Transformers get NNCF's SmoothQuant (Xiao et al., 2022). In onnxruntime only the inputs of their products are quantised: the mask
+that is added to attention reaches to -3e38, and on 256 steps from there to zero every score is the same; and what products give
+has a few values far above the others, which sums and norms then take in fp32 anyway.
+
+NNCF and static quantisation prepare once and can then write files in which some layers stay in fp32; `layer_search.py` finds
+out which.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +22,18 @@ from typing import Any
 import numpy as np
 
 from tensorferry.extras import missing_extra
-from tensorferry.optimization.samples import Arrays
+from tensorferry.optimization.kept_layers import list_layers, write_kept
+from tensorferry.optimization.samples import MAX_CALIBRATION, Arrays
 
-_NUM_CALIBRATION = 128  # rows; more only takes longer
+_PRODUCTS = ["MatMul", "Gemm"]
+
+
+@dataclass(frozen=True)
+class QuantisedModel:
+    """A calibrated model that can be written with some of its layers in fp32."""
+
+    layers: tuple[str, ...]  # what may stay in fp32; empty: all or nothing
+    write: Callable[[Collection[str], Path], Path]  # with these layers in fp32, into an empty folder; returns the file
 
 
 @dataclass(frozen=True)
@@ -26,26 +42,29 @@ class Quantiser:
 
     title: str
     variant: str  # what tells it from the backend's other ways
-    write: Callable[[Path, Arrays, Path], Path]  # from an fp32 file and samples, into a folder
+    prepare: Callable[[Path, Arrays, Path], QuantisedModel]  # from an fp32 file and samples, with a folder of its own
 
 
 def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
     """The ways to int8 for a backend's files."""
     return {
         "openvino": (
-            Quantiser("NNCF", "NNCF", _quantise_openvino),
-            Quantiser("NNCF, weights alone", "weights", _quantise_weights),
+            Quantiser("NNCF", "NNCF", _prepare_nncf),
+            Quantiser("NNCF, weights alone", "weights", _in_one_piece(_quantise_weights)),
         ),
         "onnxruntime": (
-            Quantiser("onnxruntime, static", "static", _quantise_static),
-            Quantiser("onnxruntime, dynamic", "dynamic", _quantise_dynamic),
+            Quantiser("onnxruntime, static", "static", _prepare_static),
+            Quantiser("onnxruntime, dynamic", "dynamic", _in_one_piece(_quantise_dynamic)),
         ),
     }.get(backend, ())
 
 
-def _quantise_openvino(path: Path, samples: Arrays, folder: Path) -> Path:
-    import openvino as ov
+def _in_one_piece(quantise: Callable[[Path, Path], Path]) -> Callable[[Path, Arrays, Path], QuantisedModel]:
+    """A way that needs no samples and takes all layers or none."""
+    return lambda path, samples, scratch: QuantisedModel((), lambda kept, folder: quantise(path, folder))  # noqa: ARG005
 
+
+def _prepare_nncf(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:  # noqa: ARG001
     from tensorferry.serve.runtimes.openvino import open_core
 
     nncf = _import_nncf()
@@ -53,20 +72,23 @@ def _quantise_openvino(path: Path, samples: Arrays, folder: Path) -> Path:
     rows = list(_single_rows(samples))
     kinds = {node.get_type_name() for node in model.get_ops()}
     is_transformer = bool(kinds & {"Softmax", "ScaledDotProductAttention"}) and not any("Convolution" in kind for kind in kinds)
-    model_type = nncf.ModelType.TRANSFORMER if is_transformer else None
     overflow_fix = None if _has_vnni() else nncf.OverflowFix.ENABLE  # None: as NNCF does by itself
     quantised = nncf.quantize(
         model,
         nncf.Dataset(rows),
         subset_size=len(rows),
-        model_type=model_type,
-        advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix),
+        model_type=nncf.ModelType.TRANSFORMER if is_transformer else None,
+        # weights around zero, activations anywhere: they are rarely symmetric
+        preset=nncf.QuantizationPreset.MIXED,
+        advanced_parameters=nncf.AdvancedQuantizationParameters(
+            overflow_fix=overflow_fix,
+            backend_params={"compress_weights": False},  # weights stay as they are behind their quantiser, so a layer can go back
+        ),
     )
-    ov.save_model(quantised, folder / "model.xml", compress_to_fp16=False)
-    return folder / "model.xml"
+    return QuantisedModel(list_layers(quantised), lambda kept, folder: write_kept(quantised, kept, folder))
 
 
-def _quantise_weights(path: Path, samples: Arrays, folder: Path) -> Path:  # noqa: ARG001
+def _quantise_weights(path: Path, folder: Path) -> Path:
     import openvino as ov
 
     from tensorferry.serve.runtimes.openvino import open_core
@@ -85,7 +107,7 @@ def _import_nncf() -> Any:
     return nncf
 
 
-def _quantise_static(path: Path, samples: Arrays, folder: Path) -> Path:
+def _prepare_static(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):
@@ -95,21 +117,45 @@ def _quantise_static(path: Path, samples: Arrays, folder: Path) -> Path:
         def get_next(self) -> Arrays | None:
             return next(self.rows, None)
 
-    quantize_static(
-        _prepare(path, folder),
-        folder / "model.onnx",
-        Reader(),
-        quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        reduce_range=not _has_vnni(),
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
-    (folder / "prepared.onnx").unlink()
-    return folder / "model.onnx"
+    prepared = _prepare(path, scratch)
+    kinds, layers = _read_graph(prepared)
+    is_transformer = "Softmax" in kinds and "Conv" not in kinds
+
+    def write(kept: Collection[str], folder: Path) -> Path:
+        quantize_static(
+            prepared,
+            folder / "model.onnx",
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=_PRODUCTS if is_transformer else None,
+            nodes_to_exclude=list(kept),
+            per_channel=True,
+            reduce_range=not _has_vnni(),
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibration_cache_path=scratch / "ranges.json",
+            extra_options={"OpTypesToExcludeOutputQuantization": _PRODUCTS} if is_transformer else None,
+        )
+        return folder / "model.onnx"
+
+    return QuantisedModel(layers, write)
 
 
-def _quantise_dynamic(path: Path, samples: Arrays, folder: Path) -> Path:  # noqa: ARG001
+def _read_graph(path: Path) -> tuple[set[str], tuple[str, ...]]:
+    """The kinds of op in an ONNX file, and the names of those with weights to multiply by."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    weights = {weight.name for weight in graph.initializer}
+    layers = [
+        node.name
+        for node in graph.node
+        if node.name and node.op_type in ("MatMul", "Gemm", "Conv", "ConvTranspose") and weights & set(node.input)
+    ]
+    return {node.op_type for node in graph.node}, tuple(layers)
+
+
+def _quantise_dynamic(path: Path, folder: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
@@ -144,5 +190,5 @@ def _prepare(path: Path, folder: Path) -> Path:
 
 
 def _single_rows(samples: Arrays) -> Iterator[Arrays]:
-    for at in range(min(_NUM_CALIBRATION, len(next(iter(samples.values()))))):
+    for at in range(min(MAX_CALIBRATION, len(next(iter(samples.values()))))):
         yield {name: np.ascontiguousarray(array[at : at + 1]) for name, array in samples.items()}

@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorferry.optimization.candidates import CandidateResult, SearchResult
+from tensorferry.optimization.gate import describe_interval, describe_points, percent
+from tensorferry.optimization.intervals import Interval
+from tensorferry.optimization.search_picture import HEIGHT, WIDTH, draw_search
 from tensorferry.pages import PageHead, check_ending, render, write_page
 from tensorferry.report.table import NUM_COLUMNS, render_parts
 from tensorferry.units import format_bytes, format_seconds
@@ -45,15 +48,28 @@ class OptimizationReport:
             "speedup": result.speedup,
             "judge": result.judge,
             "num_samples": result.num_samples,
-            "min_agreement": result.min_agreement,
+            "min_agreement": result.gate.min_agreement,
+            "max_drop": result.gate.max_drop,
             "original": _as_json(result.baseline),
             "candidates": [_as_json(candidate) for candidate in result.candidates],
             "notes": list(result.notes),
+            "tried": [
+                {
+                    "file": each.title,
+                    "seconds": each.seconds,
+                    "agreement": each.comparison.agreement,
+                    "agreement_interval": list(_ends(each.comparison.interval)),
+                    "passed": each.passed,
+                    "num_layers_in_fp32": each.num_kept,
+                }
+                for each in result.tried
+            ],
         }
 
 
 def _as_json(candidate: CandidateResult) -> dict[str, Any]:
     speed, comparison = candidate.speed, candidate.comparison
+    lost = comparison.metric_drop if comparison is not None else None
     return {
         "engine": candidate.title,
         "precision": candidate.precision,
@@ -62,10 +78,18 @@ def _as_json(candidate: CandidateResult) -> dict[str, Any]:
         "rows_per_second": None if speed is None else speed.rows_per_second,
         "batch": None if speed is None else speed.batch,
         "agreement": None if comparison is None else comparison.agreement,
+        "agreement_interval": None if comparison is None or comparison.fault else list(_ends(comparison.interval)),
         "difference": None if comparison is None or comparison.fault else comparison.difference,
+        "drop": None if lost is None else lost.drop,
+        "drop_interval": None if lost is None else list(_ends(lost.interval)),
         "nbytes": candidate.nbytes,
+        "layers_in_fp32": list(candidate.kept),
         "verdict": candidate.verdict,
     }
+
+
+def _ends(interval: Interval) -> tuple[float, float]:
+    return interval.low, interval.high
 
 
 def headline(result: SearchResult) -> str:
@@ -79,14 +103,27 @@ def headline(result: SearchResult) -> str:
 def circumstances(result: SearchResult) -> str:
     """What the figures rest on."""
     words = {"top1": "the same class", "nearest": "the same nearest neighbour", "close": "values within 1 %"}
-    return (
-        f"Agreement is {words[result.judge]} on {_count_samples(result)}, {100 * result.min_agreement:g} % asked for; "
-        "difference is the largest, relative to the largest value. Medians in this process."
-    )
+    found = result.chosen.comparison
+    told = []
+    if result.gate.max_drop is not None and found is not None and found.metric_drop is not None:
+        lost = found.metric_drop
+        told.append(
+            f"{lost.metric[0].upper()}{lost.metric[1:]} goes from {percent(lost.original)} to {percent(lost.candidate)}, "
+            f"a drop of {describe_points(lost.interval)} at 95 %; at most {100 * result.gate.max_drop:g} points were asked for."
+        )
+        asked = ""
+    else:
+        asked = f", {percent(result.gate.min_agreement)} asked for"
+    if found is not None and found.num_answers:
+        asked += f"; the chosen one's true agreement is {describe_interval(found.interval)} at 95 %"
+    told.append(f"Agreement is {words[result.judge]} on {_count_samples(result)}{asked}.")
+    return " ".join((*told, "Difference is the largest, relative to the largest value. Medians in this process."))
 
 
 def _count_samples(result: SearchResult) -> str:
-    return "1 sample" if result.num_samples == 1 else f"{result.num_samples} samples"
+    found = result.chosen.comparison
+    within = f" ({found.num_answers:,} places)" if found is not None and found.num_answers > result.num_samples else ""
+    return f"1 sample{within}" if result.num_samples == 1 else f"{result.num_samples} samples{within}"
 
 
 def row_texts(candidate: CandidateResult) -> tuple[str, ...]:
@@ -150,6 +187,9 @@ def html_page(result: SearchResult) -> str:
         head=PageHead("TensorFerry engine", headline(result), circumstances(result), "waiting" if kept else "fits"),
         columns=COLUMNS[:-1],
         candidates=_make_rows(result),
+        picture=draw_search(result),
+        picture_width=WIDTH,
+        picture_height=HEIGHT,
         notes=result.notes,
     )
 

@@ -1,8 +1,10 @@
 """Samples: what candidates are compared on, calibrated with and measured with. Arrays by name, rows first."""
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +18,9 @@ from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 Arrays: TypeAlias = dict[str, Array]  # a batch by name; rows first
 
 NUM_RANDOM = 16
-MAX_SAMPLES = 256  # that answers are compared on; the first ones
+MAX_SAMPLES = 512  # that answers are compared on; the first ones
+MAX_CALIBRATION = 128  # that int8 is calibrated on; more only takes longer
+_MIN_CALIBRATION, _MIN_COMPARED = 4, 4  # below that int8 would be guessed
 _FREE_SIZE = 32  # of a free size that nothing is known about
 _WANTED = "give a .npz or .npy file of numpy.save"
 
@@ -76,22 +80,62 @@ def invent_samples(signature: Signature) -> Arrays:
     return samples
 
 
-def split_samples(samples: Arrays, calibration: Arrays | None) -> tuple[Arrays, Arrays]:
-    """What int8 is calibrated on, and what answers are compared on: never the same rows."""
+@dataclass(frozen=True)
+class SampleSplit:
+    """What int8 is calibrated on, and which rows answers are compared on: never the same."""
+
+    calibration: Arrays
+    compared: Array  # numbers of rows of the samples
+    note: str
+
+
+def split_samples(samples: Arrays, calibration: Arrays | None) -> SampleSplit:
+    """Rows to calibrate on and rows to compare on, the same ones in every search; no row stands on both sides.
+
+    Without samples for calibration half of the rows, at most `MAX_CALIBRATION`, become them, drawn evenly: rows may be sorted.
+    """
     num_rows = len(next(iter(samples.values())))
-    if calibration is not None:
-        return calibration, cut_rows(samples, MAX_SAMPLES)
-    if num_rows < 2:
-        raise BadOption(f"int8 needs samples to calibrate on beside those of the check, received {num_rows}; give more")
-    half = num_rows // 2
-    return {name: array[:half] for name, array in samples.items()}, cut_rows(
-        {name: array[half:] for name, array in samples.items()}, MAX_SAMPLES
-    )
+    if calibration is None:
+        num_given = min(num_rows // 2, MAX_CALIBRATION)
+        order = np.random.default_rng(0).permutation(num_rows)
+        pool, own, compared = samples, np.sort(order[:num_given]), np.sort(order[num_given:])
+    else:
+        num_given = len(next(iter(calibration.values())))
+        pool, own, compared = calibration, np.arange(num_given), np.arange(num_rows)
+    seen = set(_digest_rows(samples, compared))
+    fresh = [row for row, each in zip(own, _digest_rows(pool, own), strict=True) if each not in seen][:MAX_CALIBRATION]
+    compared = compared[:MAX_SAMPLES]
+    if len(fresh) < _MIN_CALIBRATION or len(compared) < _MIN_COMPARED:
+        raise BadOption(
+            f"int8 needs at least {_MIN_CALIBRATION} samples to calibrate on and {_MIN_COMPARED} others to compare on; "
+            f"there are {len(fresh)} and {len(compared)}, without any that stand on both sides. Give more samples"
+        )
+    note = f"int8 was calibrated on {len(fresh)} samples and judged on {len(compared)} others; no sample is among both"
+    return SampleSplit({name: array[fresh] for name, array in pool.items()}, compared, note)
 
 
-def cut_rows(samples: Arrays, num_rows: int) -> Arrays:
-    """The first so many rows."""
-    return {name: array[:num_rows] for name, array in samples.items()}
+def _digest_rows(samples: Arrays, rows: Array) -> list[bytes]:
+    """What tells a row from another, whatever its inputs are."""
+    digests = []
+    for row in rows:
+        digest = hashlib.sha256()
+        for name in sorted(samples):
+            each = samples[name][row]
+            digest.update(repr(each.tolist()).encode() if each.dtype.hasobject else np.ascontiguousarray(each).tobytes())
+        digests.append(digest.digest())
+    return digests
+
+
+def read_targets(targets: Any, num_rows: int) -> Array:
+    """The right answers: class numbers, one row for each sample; from an array or a `.npy` file."""
+    found = read_samples(targets) if isinstance(targets, Path) else targets
+    if isinstance(found, Mapping):
+        raise BadOption("expected one array of targets, received several by name; give a .npy file of numpy.save")
+    array = np.asarray(found)
+    num_given = len(array) if array.ndim else 0
+    if num_given != num_rows:
+        raise BadOption(f"there are {num_given} targets for {num_rows} samples; give one for each, rows first")
+    return array
 
 
 def _check(tensor: TensorSignature, array: Array) -> Array:

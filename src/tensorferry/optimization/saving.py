@@ -17,9 +17,10 @@ from typing import Any
 from tensorferry.errors import BadModel
 from tensorferry.files import list_checksums
 from tensorferry.machine import count_cores, find_processor
-from tensorferry.optimization.agreement import ReferenceAnswers, relative_difference
+from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, relative_difference
 from tensorferry.optimization.build import check_candidate
 from tensorferry.optimization.candidates import Candidate, SearchResult
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.repository import (
     LABELS_NAME,
     NewVersion,
@@ -89,7 +90,7 @@ def _make_version(model: SavableModel, name: str) -> NewVersion:
     def fill(folder: Path) -> None:
         shutil.copytree(model.candidate.path.parent, folder, dirs_exist_ok=True)
         copied = replace(model.candidate, path=folder / model.candidate.path.name)
-        _, reason = check_candidate(copied, model.reference, model.result.min_agreement)
+        _, reason = check_candidate(copied, model.reference, model.result.gate)
         if reason:
             raise BadModel(f"what was written does not give the original's answers any more: {reason}; nothing was saved")
         _write_card(_make_card(model.source, model.result, folder), folder)
@@ -199,14 +200,18 @@ def _make_card(source: Source, result: SearchResult, folder: Path) -> dict[str, 
             "precision": chosen.precision,
             "threads": chosen.candidate.num_threads,
             "parameters": dict(chosen.candidate.parameters),
+            "layers_in_fp32": list(chosen.kept),
         },
         "agreement": {
             "judge": result.judge,
             "samples": result.num_samples,
             "share": chosen.comparison.agreement,
-            "asked_for": result.min_agreement,
+            "interval_95": [chosen.comparison.interval.low, chosen.comparison.interval.high],
+            "answers": chosen.comparison.num_answers,
+            "asked_for": result.gate.min_agreement,
             "largest_relative_difference": chosen.comparison.difference,
         },
+        "metric": _describe_drop(chosen.comparison, result.gate),
         "measured": {
             "latency_seconds": chosen.speed.latency_seconds,
             "rows_per_second": chosen.speed.rows_per_second,
@@ -218,6 +223,21 @@ def _make_card(source: Source, result: SearchResult, folder: Path) -> dict[str, 
         "tools": _list_tools(),
         "files": list_checksums(folder),
         "notes": list(result.notes),
+    }
+
+
+def _describe_drop(comparison: Comparison, gate: AnswerGate) -> dict[str, Any] | None:
+    """What is lost of accuracy or Dice; None where the right answers are not known."""
+    lost = comparison.metric_drop
+    if lost is None:
+        return None
+    return {
+        "name": lost.metric,
+        "original": lost.original,
+        "engine": lost.candidate,
+        "drop": lost.drop,
+        "drop_interval_95": [lost.interval.low, lost.interval.high],
+        "may_be_lost": gate.max_drop,
     }
 
 

@@ -23,6 +23,7 @@ from tensorferry.optimization.candidates import (
     make_candidate,
     thread_counts,
 )
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.optimization.sources.source import Source, quiet_exporters, root_cause
 from tensorferry.serve.runtimes.runtime import Runner
@@ -69,9 +70,18 @@ def search(
         baseline=baseline,
         judge=reference.judge,
         num_samples=reference.num_samples,
-        min_agreement=options.min_agreement,
-        notes=(*source.notes, *_note_left_out(reference, rejected)),
+        gate=options.gate,
+        tried=tuple(builder.tried),
+        notes=(*source.notes, *options.notes, *_note_doubt(chosen, options.gate), *_note_left_out(reference, rejected)),
     )
+
+
+def _note_doubt(chosen: CandidateResult, gate: AnswerGate) -> Iterator[str]:
+    """Where it is not fp32 that was chosen: whether the samples are enough to be sure of it."""
+    if chosen.precision != "fp32" and chosen.comparison is not None:
+        doubt = gate.find_doubt(chosen.comparison)
+        if doubt:
+            yield doubt
 
 
 def _note_left_out(reference: ReferenceAnswers, rejected: list[CandidateResult]) -> Iterator[str]:
@@ -108,7 +118,7 @@ def _measure_all(
     for count, (at, index) in enumerate(order):
         candidate, file = variants[index][at], built[index]
         result = CandidateResult(
-            candidate.title, file.precision, file.route, "", file.comparison, None, candidate.nbytes, candidate
+            candidate.title, file.precision, file.route, "", file.comparison, None, candidate.nbytes, candidate, file.kept
         )
         if is_any_measured and time.perf_counter() > deadline:
             rejected.append(replace(result, verdict=_NOT_MEASURED, candidate=None))
@@ -222,7 +232,7 @@ def _keep_original(
     except Exception as error:
         raise BadModel(f"cannot be saved: {root_cause(error)}") from error
     candidate = replace(make_candidate(source.keep.backend, "fp32", path, count_cores()), trust=source.keep.trust)
-    comparison, reason = check_candidate(candidate, reference, 1.0)
+    comparison, reason = check_candidate(candidate, reference, AnswerGate(1.0))
     if reason:
         raise BadModel(f"once it is saved: {reason}")
     speed, verdict = _look_at(candidate, reference, deadline), f"the original: {why}"

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from tensorferry.scaling.world import Cluster
 _JOIN_SECONDS = 300  # for all nodes to come
 _SHUTDOWN_SECONDS = 60  # to finish a step and save
 _LOOK_SECONDS = 0.2  # between two looks at the processes
+_NAME_SECONDS = 1.0  # between two looks for a host whose pod is still to come
 STOPPED_BY = "TENSORFERRY_STOPPED_BY"  # the signal, in the environment of a worker that is to leave at once
 VERDICT = "TENSORFERRY_VERDICT"  # where a worker writes what every other try would end with as well
 # one store over all rounds gives a new rank the address of a dead one: with it 6 of 15 restarts came back, without it all
@@ -39,7 +41,7 @@ def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, nu
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if cluster.rendezvous is not None:
-        _check_endpoint(cluster.rendezvous)
+        _check_endpoint(cluster.rendezvous, 0 if cluster.node is None else _JOIN_SECONDS)
     threads = str(max(1, count_cores() // cluster.num_workers))
     config = LaunchConfig(
         min_nodes=cluster.min_nodes,
@@ -48,7 +50,7 @@ def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, nu
         run_id="ferry" if cluster.rendezvous else uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint=cluster.rendezvous or "localhost:0",
-        rdzv_configs={"join_timeout": _JOIN_SECONDS},
+        rdzv_configs={"join_timeout": _JOIN_SECONDS} | ({} if cluster.node is None else {"is_host": cluster.node == 0}),
         max_restarts=num_restarts,
         monitor_interval=_LOOK_SECONDS,
         start_method="spawn",
@@ -86,14 +88,20 @@ def _describe(failure: Any) -> str:
     return str(told["message"] if isinstance(told, dict) else told).strip().splitlines()[-1]
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_endpoint(endpoint: str, seconds: float) -> None:
+    """Raise BadOption where nothing can be there; a name that is not known yet has that long to be."""
     host, colon, port = endpoint.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise BadOption(f"expected --rendezvous to be host:port, as in node0:29500, received {endpoint!r}")
-    try:
-        socket.getaddrinfo(host, int(port))
-    except OSError as error:
-        raise BadOption(f"--rendezvous {endpoint}: there is no host {host!r} ({error.strerror})") from error
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(host, int(port))
+            return
+        except OSError as error:
+            if time.monotonic() >= end:
+                raise BadOption(f"--rendezvous {endpoint}: there is no host {host!r} ({error.strerror})") from error
+        time.sleep(_NAME_SECONDS)
 
 
 @contextmanager

@@ -42,6 +42,7 @@ class Cluster:
     min_nodes: int = 1
     max_nodes: int = 1
     rendezvous: str | None = None  # host:port where the nodes meet; None: there is only this one
+    node: int | None = None  # which of them this is, where an operator tells; the first one is where they meet
 
     @property
     def is_alone(self) -> bool:
@@ -62,7 +63,10 @@ def read_operator(environment: Mapping[str, str] = os.environ) -> Cluster | None
         endpoint = f"{environment['PET_MASTER_ADDR']}:{environment.get('PET_MASTER_PORT', '29500')}"
     if most > 1 and endpoint is None:
         raise BadOption(f"PET_NNODES is {environment['PET_NNODES']}, but neither PET_MASTER_ADDR nor PET_RDZV_ENDPOINT is set")
-    return Cluster(int(workers), fewest, most, endpoint if most > 1 else None)
+    if most == 1:
+        return Cluster(int(workers))
+    node = _read_count(environment, "PET_NODE_RANK") if "PET_NODE_RANK" in environment else None
+    return Cluster(int(workers), fewest, most, endpoint, node)
 
 
 def parse_nodes(text: str) -> tuple[int, int]:

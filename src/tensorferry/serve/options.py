@@ -7,6 +7,11 @@ from pathlib import Path
 CONTROL_MODES = ("none", "poll", "explicit")
 
 
+def is_pipeline(text: str) -> bool:
+    """Whether what a user named is a pipeline, and no folder of models."""
+    return text.endswith((".yaml", ".yml"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """One server. A port of 0 takes a free one, a port of None does not listen."""

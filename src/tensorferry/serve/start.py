@@ -1,5 +1,8 @@
 """The way from the command line into the server: says what to install where the extra is missing."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from tensorferry.extras import missing_extra
 from tensorferry.serve.options import BenchOptions, InventoryOptions, ServeOptions
 
@@ -11,6 +14,15 @@ def start(options: ServeOptions) -> int:
     except ModuleNotFoundError as error:
         raise missing_extra("ferry serve", error.name, "serve") from error
     return serve(options)
+
+
+def start_pipeline(path: Path, options: Sequence[str], entry: Sequence[str]) -> int:
+    """Serve the services of a pipeline until told to stop; the exit code."""
+    try:
+        from tensorferry.serve.pipelines.processes import serve_pipeline
+    except ModuleNotFoundError as error:
+        raise missing_extra("ferry serve", error.name, "serve") from error
+    return serve_pipeline(path, options, entry)
 
 
 def bench(options: BenchOptions) -> int:

@@ -131,9 +131,14 @@ def open_new(folder: Path, overwrite: bool) -> Iterator["NewRun"]:
         run.end()
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun there, however far it came."""
+    return (folder / _CONFIG).is_file()
+
+
 def is_begun(folder: Path) -> bool:
     """Whether the run there has taken a step, or overwrites none."""
-    return (folder / _CONFIG).is_file() and not _earlier(folder).is_dir() and bool(list_checkpoints(folder / "checkpoints"))
+    return is_run(folder) and not _earlier(folder).is_dir() and bool(list_checkpoints(folder / "checkpoints"))
 
 
 def recover(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
-from tensorferry.train.folder import Run, WatchedRun, hold, open_new, recover, writing
+from tensorferry.train.folder import Run, WatchedRun, hold, is_begun, is_run, open_new, recover, writing
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.page import draw_run, store_illustration, store_memory
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
@@ -110,6 +110,17 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
             return _run(session, state)
 
 
+def begin_or_resume(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> int:  # noqa: B008
+    """Resume the run in the folder that was asked for, or begin it: a command that can be started again after any end."""
+    folder = request.folder
+    recover(folder)
+    if not is_begun(folder):
+        # what a process left that was killed before its first checkpoint holds nothing to keep
+        return begin(replace(request, force=request.force or is_run(folder)), progress, ranks)
+    _check_same(request, Run(folder).read_config())
+    return resume(folder, progress, request.recipe, ranks)
+
+
 def resume(folder: Path, progress: Progress, recipe: str | None = None, ranks: Ranks = Ranks()) -> int:  # noqa: B008
     """Go on with a run from its newest whole checkpoint; `recipe`, if given, has to be the run's own."""
     if recover(folder):
@@ -147,6 +158,22 @@ def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], p
         if given.checkpoint is None:
             save(session, given.state)
         return _run(session, given.state)
+
+
+def _check_same(request: TrainRequest, config: Config) -> None:
+    """Raise BadRun where the run was begun with other options than are asked for now."""
+    recipe = make_recipe(request.recipe, request.settings, request.start)
+    source = find_source(request.data)
+    wanted: dict[str, Any] = {f"--set {name}": value for name, value in asdict(recipe.settings).items()}
+    wanted |= {"--from": recipe.start, "--data": None if source is None else str(source)}
+    begun: dict[str, Any] = {f"--set {name}": value for name, value in config.settings.items()}
+    begun |= {"--from": config.start, "--data": config.data}
+    for name, value in wanted.items():
+        if begun.get(name) != value:
+            raise BadRun(
+                f"{str(request.folder)!r} holds a run with {name} {begun.get(name)}, and {value} is asked for; "
+                "ask for the same, or write elsewhere (--out)"
+            )
 
 
 def _find_checkpoint(run: Run, config: Config, progress: Progress) -> _Handover:

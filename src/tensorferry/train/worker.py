@@ -15,7 +15,8 @@ from tensorferry.scaling.parallel import find_parallel
 from tensorferry.scaling.world import Cluster, World, find_world
 from tensorferry.train.folder import Run, is_begun
 from tensorferry.train.progress import make_progress
-from tensorferry.train.start import Ranks, TrainRequest, begin, follow, resume
+from tensorferry.train.start import Ranks, TrainRequest, begin, begin_or_resume, follow, resume
+from tensorferry.train.status_server import post_progress
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Order:
     recipe: str | None = None  # that it has to be of
     parallel: str = "data"
     as_json: bool = False
+    goes_on: bool = False  # with the run that is in the request's folder, if there is one
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Outcome:
 
 def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     """Start the processes of this node and return the exit code of the run."""
-    _check(order, cluster)
+    check_order(order, cluster)
     with TemporaryDirectory(prefix="ferry-") as folder:
         verdict = Path(folder, "verdict.json")
         try:
@@ -66,13 +68,15 @@ def train_as_rank(world: World, order: Order) -> int:
         ranks = Ranks(team, order.parallel)
         if not team.is_leader:
             return follow(ranks)
-        progress = make_progress(order.as_json)
+        progress = post_progress(make_progress(order.as_json))
         if order.request is None:
             assert order.folder is not None
             return resume(order.folder, progress, order.recipe, ranks)
         if world.num_restarts and is_begun(order.request.folder):
             progress.say(f"a rank died: all are back, restart {world.num_restarts}")
             return resume(order.request.folder, progress, ranks=ranks)
+        if order.goes_on:
+            return begin_or_resume(order.request, progress, ranks)
         return begin(replace(order.request, force=order.request.force or world.num_restarts > 0), progress, ranks)
     finally:
         team.close()
@@ -115,7 +119,7 @@ def _read(verdict: Path | None) -> Outcome | None:
     return Outcome(**json.loads(verdict.read_text())) if verdict is not None and verdict.exists() else None
 
 
-def _check(order: Order, cluster: Cluster) -> None:
+def check_order(order: Order, cluster: Cluster) -> None:
     """Refuse what every process would refuse, once and before they start."""
     find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
     if order.request is not None:

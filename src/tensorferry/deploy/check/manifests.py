@@ -20,6 +20,11 @@ POD_TEMPLATES = {  # where an object's pods are described
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
+_JOB_LISTS = {  # where an object's jobs are described, each with a template of pods
+    "JobSet": ("spec", "replicatedJobs"),
+    "TrainingRuntime": ("spec", "template", "spec", "replicatedJobs"),
+    "ClusterTrainingRuntime": ("spec", "template", "spec", "replicatedJobs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,16 @@ class Manifest:
     @property
     def pod(self) -> dict[str, Any] | None:
         """The pod that it makes: `metadata` and `spec`; None for an object that makes none."""
-        path = POD_TEMPLATES.get(self.kind)
-        found = None if path is None else self.get(*path)
-        return found if isinstance(found, dict) else None
+        return next(iter(self.pods), None)
+
+    @property
+    def pods(self) -> list[dict[str, Any]]:
+        """All kinds of pods that it makes."""
+        if self.kind in _JOB_LISTS:
+            found = [dig(job, "template", "spec", "template") for job in list_of(self.body, *_JOB_LISTS[self.kind])]
+        else:
+            found = [self.get(*POD_TEMPLATES[self.kind])] if self.kind in POD_TEMPLATES else []
+        return [each for each in found if isinstance(each, dict)]
 
 
 def dig(value: Any, *keys: str) -> Any:

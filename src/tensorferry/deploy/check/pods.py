@@ -19,13 +19,13 @@ def check_pods(manifests: list[Manifest]) -> list[Finding]:
     """Everything that is wrong with the pods that objects make."""
     findings: list[Finding] = []
     for manifest in manifests:
-        spec = dig(manifest.pod, "spec")
-        if not isinstance(spec, dict):
-            continue
-        findings += [Finding(manifest.where, what) for what in _check_pod(spec)]
-        for container in [*list_of(spec, "initContainers"), *list_of(spec, "containers")]:
-            where = f"{manifest.where}, container {container.get('name')}"
-            findings += [Finding(where, what) for what in _check_container(spec, container)]
+        for spec in [dig(pod, "spec") for pod in manifest.pods]:
+            if not isinstance(spec, dict):
+                continue
+            findings += [Finding(manifest.where, what) for what in _check_pod(spec)]
+            for container in [*list_of(spec, "initContainers"), *list_of(spec, "containers")]:
+                where = f"{manifest.where}, container {container.get('name')}"
+                findings += [Finding(where, what) for what in _check_container(spec, container)]
     return findings
 
 

@@ -18,6 +18,7 @@ from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, invent_samples
 from tensorferry.optimization.sources.source import Source, root_cause
 from tensorferry.recipes.loading import load_reference
 from tensorferry.recipes.recipe import Recipe, Samples
+from tensorferry.serve.core.tensors import Array
 from tensorferry.train.trained import Trained, load_trained
 
 _KINDS = ".onnx, .xml (OpenVINO), .keras, .pt2, .pt (TorchScript, with --trust), a SavedModel folder, a run, or module:function"
@@ -44,6 +45,7 @@ class LoadedSource:
     samples: Arrays
     read_calibration: Callable[[Any], Arrays | None]
     is_invented: bool = False  # nobody gave the samples
+    targets: Array | None = None  # the right answers, where a run's data have them as class numbers
 
 
 def load_source(model: Any, options: SourceOptions, scratch: Path) -> LoadedSource:
@@ -108,7 +110,7 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
     if is_fitted(path):
         return _load_fitted(path, options, scratch)
     trained = load_trained(path)
-    samples = _take_held_out(trained)
+    samples, targets = _take_batch(trained.recipe, trained.data.held_out)
     source = replace(
         _load_trained(trained.model, samples, scratch),
         title=f"{path.name}, step {trained.step}",
@@ -128,8 +130,9 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
             return name_samples(calibrate, source.signature)
         return name_samples(_take_calibration(trained, calibrate), source.signature)
 
-    example = samples if options.example is None else options.example
-    return LoadedSource(source, name_samples(example, source.signature), read_calibration)
+    if options.example is not None:
+        return LoadedSource(source, name_samples(options.example, source.signature), read_calibration)
+    return LoadedSource(source, name_samples(samples, source.signature), read_calibration, targets=targets)
 
 
 def _load_fitted(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource:
@@ -275,23 +278,20 @@ def _read_state(path: Path) -> Any:
         raise BadModel("it holds more than tensors, or is damaged; save them with safetensors.torch.save_file") from None
 
 
-def _take_held_out(trained: Trained) -> Arrays:
-    """Inputs that the model was judged by, evenly from all of them: they may be sorted."""
-    return _take_inputs(trained.recipe, trained.data.held_out)
-
-
 def _take_calibration(trained: Trained, source: Path | None) -> Arrays:
     """Inputs that the model was trained on, or those of another source that its recipe reads."""
     data = trained.data if source is None else trained.recipe.load_data(source)
-    return _take_inputs(trained.recipe, data.train)
+    return _take_batch(trained.recipe, data.train)[0]
 
 
-def _take_inputs(recipe: Recipe, samples: Samples) -> Arrays:
-    """The model's inputs of at most `MAX_SAMPLES` samples, as one batch."""
+def _take_batch(recipe: Recipe, samples: Samples) -> tuple[Arrays, Array | None]:
+    """The model's inputs of at most `MAX_SAMPLES` samples, evenly from all of them (they may be sorted), and their classes."""
     first = samples.read(0, np.random.default_rng(0))
     nbytes = sum(first[name].nbytes for name in recipe.inputs)
     num_rows = max(1, min(len(samples), MAX_SAMPLES, _MAX_NBYTES // max(1, nbytes)))
     places = np.linspace(0, len(samples) - 1, num_rows).astype(int)
     rows = [samples.read(int(place), np.random.default_rng((0, int(place)))) for place in places]
     batch: dict[str, Any] = recipe.collate(rows)
-    return {name: np.asarray(batch[name]) for name in recipe.inputs}
+    others = [np.asarray(array) for name, array in batch.items() if name not in recipe.inputs]
+    targets = others[0] if len(others) == 1 and others[0].dtype.kind in "iub" else None
+    return {name: np.asarray(batch[name]) for name in recipe.inputs}, targets

@@ -78,6 +78,8 @@ def load_model(
         from tensorferry.serve.python.loading import load_python_model
 
         return load_python_model(workshop, folder, version, config, options, find, stats, is_sent=is_sent)
+    if backend == "remote" and is_sent:
+        raise BadModel(f"model '{config.name}' calls another service, which a model that a client sends may not")
     if config.model_transaction_policy.decoupled:
         raise BadModel(f"model '{config.name}' is decoupled (many answers to one request), which only a Python model can be")
     runtime = _open_runtime(backend, options)
@@ -94,7 +96,8 @@ def load_model(
         queue_policy = read_policy(complete, workshop.default_max_queue)
         # outside of the instances' threads only what must be as quick as it was: sizes are fixed, nothing else is waited for;
         # and nothing with a state, which the runner may keep
-        is_plain = instance_of is None and not isinstance(runtime, WorkerRuntime) and not any(each.needs for each in instances)
+        is_near = backend != "remote" and not isinstance(runtime, WorkerRuntime)
+        is_plain = instance_of is None and is_near and not any(each.needs for each in instances)
         if is_plain and spec.has_fixed_sizes:
             spare = runtime.new_runner()
             runners.append(spare)

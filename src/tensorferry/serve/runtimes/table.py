@@ -57,6 +57,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "keras": Backend("keras", ("model.keras",), "keras", True, "tensorflow"),
         "python": Backend("python", ("model.py",), "python", True, "serve", frozenset(("timeout_seconds",))),
         "transform": Backend("transform", ("transform.json",), "ferry_transform", False, "pipelines"),
+        "remote": Backend("remote", ("remote.json",), "ferry_remote", False, "serve", frozenset(("timeout_seconds",))),
     }
 )
 _BY_PLATFORM = {backend.platform: name for name, backend in BACKENDS.items()}

@@ -1,6 +1,10 @@
 {{/* The name of everything that the chart makes: the release's, with the chart's where it is not in it. */}}
 {{- define "ferry.name" -}}
-{{- $name := ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) (contains .Chart.Name .Release.Name) -}}
+{{- include "ferry.nameOf" (dict "release" .Release.Name "chart" .Chart.Name) -}}
+{{- end -}}
+
+{{- define "ferry.nameOf" -}}
+{{- $name := ternary .release (printf "%s-%s" .release .chart) (contains .chart .release) -}}
 {{- $name | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
@@ -135,6 +139,9 @@ seccompProfile:
 {{- if and (eq .Values.autoscaling.mode "keda") (not .Values.autoscaling.prometheus) }}{{ fail "autoscaling.mode is keda: set autoscaling.prometheus" }}{{ end -}}
 {{- if and .Values.metrics.podMonitor (or .Values.keys.secret .Values.keys.adminSecret) (not .Values.metrics.keySecret) -}}
 {{- fail "metrics need a key, as keys are set: name a secret with one in metrics.keySecret" -}}
+{{- end -}}
+{{- if and .Values.remotes (not (or (eq $models.source "image") (and (eq $models.source "oci") (eq $models.mount "copy")))) -}}
+{{- fail "models of other services are put beside those of an image: set models.source to image, or to oci with models.mount copy" -}}
 {{- end -}}
 {{- if and .Values.service.headless (ne .Values.service.type "ClusterIP") }}{{ fail "service.headless needs service.type ClusterIP" }}{{ end -}}
 {{- if and .Values.gateway.enabled (not .Values.gateway.parentRefs) }}{{ fail "gateway.enabled: name the gateways in gateway.parentRefs" }}{{ end -}}

@@ -1,0 +1,77 @@
+"""The gate: what a candidate must keep of the original to be let in, and whether the samples are enough to tell.
+
+Where the right answers are known, what counts is how much accuracy or Dice is lost; otherwise, how often the answers agree.
+Figures come with 95 % intervals: the figure itself decides, and where its interval reaches a point below what is asked for, that
+is said.
+"""
+
+from dataclasses import dataclass
+
+from tensorferry.optimization.agreement import Comparison
+from tensorferry.optimization.intervals import Interval, count_needed
+
+MIN_AGREEMENT = 0.99  # where nothing else is said
+_POINT = 0.01  # what samples should be able to tell
+
+
+@dataclass(frozen=True)
+class AnswerGate:
+    """What is asked for."""
+
+    min_agreement: float = MIN_AGREEMENT
+    max_drop: float | None = None  # of the metric, as a share; None: the right answers are not known, so agreement counts
+
+    def find_reason(self, comparison: Comparison) -> str:
+        """Why such answers are not let in; empty: they are."""
+        if comparison.fault:
+            return f"other answers: {comparison.fault}"
+        lost = comparison.metric_drop
+        if self.max_drop is not None and lost is not None:
+            if lost.drop <= self.max_drop:
+                return ""
+            return f"loses {_points(lost.drop)} of {lost.metric}; at most {_points(self.max_drop)} may be lost"
+        if comparison.agreement >= self.min_agreement:
+            return ""
+        return f"agrees on {percent(comparison.agreement)} of the samples; {percent(self.min_agreement)} are asked for"
+
+    def find_doubt(self, comparison: Comparison) -> str:
+        """Why the samples are too few to be sure of such answers; empty: they are enough."""
+        lost, interval = comparison.metric_drop, comparison.interval
+        if self.max_drop is not None and lost is not None:
+            if lost.interval.high <= self.max_drop + _POINT:
+                return ""
+            return (
+                f"these samples cannot tell whether more than {_points(self.max_drop + _POINT)} of {lost.metric} are lost "
+                f"({describe_points(lost.interval)} at 95 %); give more"
+            )
+        other = self.min_agreement - _POINT
+        if other <= 0 or interval.low > other:
+            return ""
+        needed = count_needed(min(max(comparison.agreement, self.min_agreement), 1 - 1e-9), other)
+        return (
+            f"these samples cannot tell {percent(self.min_agreement)} agreement from {percent(other)} "
+            f"({describe_interval(interval)} at 95 %); about {needed} would"
+        )
+
+
+def percent(share: float) -> str:
+    """As people read it.
+
+    >>> percent(0.985)
+    '98.5 %'
+    """
+    return f"{100 * share:.4g} %"
+
+
+def describe_interval(interval: Interval) -> str:
+    """Of a share, as "96.4 to 100 %"."""
+    return f"{100 * interval.low:.3g} to {100 * interval.high:.3g} %"
+
+
+def describe_points(interval: Interval) -> str:
+    """Of a loss, as "-0.2 to 0.6 points"."""
+    return f"{100 * interval.low:.2g} to {100 * interval.high:.2g} points"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.3g} points"

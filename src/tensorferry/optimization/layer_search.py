@@ -1,0 +1,90 @@
+"""Which layers must stay in fp32 for an int8 file to pass the gate? As few as possible, the most sensitive ones first.
+
+A layer's sensitivity is what happens when it alone is quantised: the error of the answers, relative to their size, on samples of
+the calibration, so that the gate's samples choose nothing but the number of layers. Then the number of layers kept, from the most
+sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file that is let in has passed.
+"""
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorferry.optimization.samples import Arrays
+from tensorferry.serve.core.tensors import Array
+
+_NUM_SAMPLES = 16  # that a layer's sensitivity is measured on
+_MAX_KEPT = 0.75  # of the layers: with more of them in fp32 hardly anything is gained
+
+Answer = Callable[[Collection[str], Arrays], list[Array]]  # of the model with these layers in fp32
+
+
+@dataclass(frozen=True)
+class LayerSensitivity:
+    """What quantising one layer alone does to the answers."""
+
+    layer: str
+    error: float  # root mean square, relative to that of the answers
+
+
+def take_probe(calibration: Arrays) -> Arrays:
+    """The samples that sensitivity is measured on."""
+    return {name: array[:_NUM_SAMPLES] for name, array in calibration.items()}
+
+
+def rank_layers(layers: tuple[str, ...], answer: Answer, probe: Arrays, deadline: float) -> list[LayerSensitivity]:
+    """The layers, the most sensitive first; empty where there is no time to look at all of them."""
+    expected = answer(layers, probe)
+    found: list[LayerSensitivity] = []
+    began = time.perf_counter()
+    for layer in layers:
+        # the first looks tell how long all of them take: what cannot be finished is not gone on with
+        if found and time.perf_counter() + (len(layers) - len(found)) * (time.perf_counter() - began) / len(found) > deadline:
+            return []
+        others = [each for each in layers if each != layer]
+        found.append(LayerSensitivity(layer, _relative_error(expected, answer(others, probe))))
+    return sorted(found, key=lambda each: -each.error)
+
+
+def find_fewest(num_layers: int, passes: Callable[[int], bool], deadline: float) -> int | None:
+    """The fewest layers, at least one, with which the gate passes, by bisection; None where it never did.
+
+    `passes` is asked about each number at most once.
+    """
+    low, high = 0, max(1, math.floor(_MAX_KEPT * num_layers)) + 1  # low does not pass; high is not tried
+    best = None
+    while high - low > 1 and time.perf_counter() < deadline:
+        middle = (low + high) // 2
+        if passes(middle):
+            best = high = middle
+        else:
+            low = middle
+    return best
+
+
+def _relative_error(expected: list[Array], given: list[Array]) -> float:
+    errors = []
+    for one, other in zip(expected, given, strict=True):
+        if one.dtype.kind == "f" and one.size:
+            size = math.sqrt(float(np.mean(np.square(one, dtype=np.float64)))) or 1.0
+            errors.append(math.sqrt(float(np.mean(np.square(one.astype(np.float64) - other)))) / size)
+    return max(errors, default=0.0)
+
+
+def short_name(layer: str) -> str:
+    """A layer's name without what exporters put around it.
+
+    >>> short_name("__module.encoder.layers.0.think/aten::linear/MatMul")
+    'encoder.layers.0.think'
+    """
+    first = layer.split("/")[0].removeprefix("__module.")
+    return first or layer
+
+
+def describe_kept(path_names: Collection[str]) -> str:
+    """The layers that stayed, for a sentence: all of a few, else the first ones and how many more."""
+    names = [short_name(each) for each in path_names]
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

@@ -1,0 +1,253 @@
+"""Manifests for a training: what a cluster would refuse, and the training that its pods would start."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from status_servers import run_status_server
+
+from tensorferry.cli import main
+from tensorferry.deploy.check import check
+from tensorferry.deploy.check.manifests import Manifest, read_manifests
+from tensorferry.deploy.options import CheckOptions
+
+_IMAGE = ["--image", "registry.example.com/train:1"]
+_TEAMS = "teams:Layered"  # tests/train
+_KINDS = ("trainjob", "jobset", "job")
+
+_TRAIN_JOB = """\
+# teams:Layered on 2 nodes, 8 processes each. Written by `ferry deploy train`.
+# The Trainer sets torchrun's variables (PET_*), which `ferry train` reads; do not set them here.
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata:
+  name: pretrain
+  labels:
+    kueue.x-k8s.io/queue-name: research
+spec:
+  runtimeRef:
+    apiGroup: trainer.kubeflow.org
+    kind: TrainingRuntime
+    name: pretrain
+  trainer:
+    numNodes: 2
+    numProcPerNode: 8
+    command: [ferry]
+    args:
+      - "train"
+      - "teams:Layered"
+      - "--out=/runs/pretrain"
+      - "--auto-resume"
+      - "--set=batch=32"
+      - "--set=steps=600"
+      - "--parallel=fsdp"
+"""
+_ASKED = ["--nodes", "2", "--gpus", "8", "--queue", "research", "--set", "batch=32", "--steps", "600", "--parallel", "fsdp"]
+
+
+def _write(folder: Path, *options: str) -> dict[str, Manifest]:
+    assert main(["deploy", "train", _TEAMS, "--to", str(folder), *_IMAGE, *options]) == 0
+    manifests, findings = read_manifests(folder)
+    assert not findings
+    return {each.kind: each for each in manifests}
+
+
+def test_a_train_job_is_short_enough_to_read(tmp_path: Path) -> None:
+    _write(tmp_path / "pretrain", *_ASKED)
+    assert (tmp_path / "pretrain" / "trainjob.yaml").read_text() == _TRAIN_JOB
+
+
+def test_the_runtime_is_one_that_the_trainer_finds_its_way_in(tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", *_ASKED, "--cluster-runtime")
+    runtime, job = found["ClusterTrainingRuntime"], found["TrainJob"]
+    assert job.get("spec", "runtimeRef", "kind") == runtime.kind
+    assert job.get("spec", "runtimeRef", "name") == runtime.name
+    (node,) = runtime.get("spec", "template", "spec", "replicatedJobs")
+    assert node["name"] == "node"
+    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = _container(runtime)
+    assert container["name"] == "node"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert not [each for each in container["env"] if each["name"].startswith("PET_")]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "job"])
+def test_without_the_trainer_pods_get_its_variables_from_us(kind: str, tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", *_ASKED, "--kind", kind)
+    job = next(each for each in found.values() if each.pod is not None)
+    (container,) = _container(job)
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    first = {"jobset": "pretrain-node-0-0.pretrain:29500", "job": "pretrain-0.pretrain:29500"}[kind]
+    assert f"{variables['PET_MASTER_ADDR']}:{variables['PET_MASTER_PORT']}" == first
+    assert (variables["PET_NNODES"], variables["PET_NPROC_PER_NODE"]) == ("2", "8")
+    if kind == "job":
+        assert job.get("spec", "template", "spec", "subdomain") == found["Service"].name
+        assert found["Service"].get("spec", "clusterIP") == "None"
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [(["--workers", "2"], "ReadWriteOnce"), (_ASKED, "ReadWriteMany"), (["--checkpoints", "pvc:runs", "--budget", "1GiB"], None)],
+)
+def test_a_cluster_would_refuse_nothing(kind: str, options: list[str], mode: str | None, tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", "--kind", kind, *options)
+    claim = found.get("PersistentVolumeClaim")
+    assert (None if claim is None else claim.get("spec", "accessModes")) == (None if mode is None else [mode])
+    definitions = Path(os.environ["FERRY_CRDS"]) if "FERRY_CRDS" in os.environ else None
+    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=definitions))
+    assert result.findings == ()
+    if definitions is not None:
+        assert result.not_checked == ()
+
+
+def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
+    _write(tmp_path / "pretrain", *_ASKED)
+    path = tmp_path / "pretrain" / "runtime.yaml"
+    path.write_text(path.read_text().replace("runAsNonRoot: true", "runAsNonRoot: false"))
+    result = check(CheckOptions(folder=tmp_path / "pretrain"))
+    assert [str(each) for each in result.findings] == [
+        "TrainingRuntime pretrain, container node: may run as root: runAsNonRoot: true"
+    ]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_kubeflow_model_keeps_every_field(kind: str, tmp_path: Path) -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    names = {
+        "TrainJob": "TrainerV1alpha1TrainJob",
+        "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+        "JobSet": "JobsetV1alpha2JobSet",
+        "Job": "IoK8sApiBatchV1Job",
+        "Service": "IoK8sApiCoreV1Service",
+    }
+    found = _write(tmp_path / "pretrain", *_ASKED, "--kind", kind)
+    for manifest in found.values():
+        if (name := names.get(manifest.kind)) is not None and hasattr(models, name):
+            assert getattr(models, name).from_dict(manifest.body).to_dict() == manifest.body
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--checkpoints", "s3://bucket/runs"], "cannot write checkpoints to 's3://bucket/runs', only to a folder"),
+        (["--checkpoints", "runs"], "write pvc:CLAIM"),
+        (["--gpus", "8", "--workers", "2"], "each of 8 GPUs gets a process"),
+        (["--gpus", "8"], "a batch of 5 has no row for each of 8 workers"),
+        (["--nodes", "2", "--parallel", "tensor"], "there is no way 'tensor'"),
+        (["--parallel", "fsdp"], "--parallel is for several processes"),
+        (["--set", "color=red"], "color"),
+        (["--image", "registry.example.com/train"], "has no tag"),
+        (["--name", "Pretrain"], "say --name pretrain"),
+        (["--memory", "16 GB"], "expected a quantity such as 16Gi"),
+        (["--queue", "My_Queue"], "is no name of a queue"),
+        (["--data", "reviews.csv"], "is read in the pod"),
+        (["--kind", "job", "--cluster-runtime"], "--cluster-runtime is for a TrainJob"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_nothing_is_written(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["deploy", "train", _TEAMS, "--to", str(tmp_path / "job"), *_IMAGE, *options]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_that_is_a_file_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["deploy", "train", "my.py:Recipe", "--to", str(tmp_path / "job"), *_IMAGE]) == 2
+    assert "is a file of this machine" in capsys.readouterr().err
+
+
+def test_two_pods_train_are_stopped_by_sigterm_and_resume(tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", "--nodes", "2", "--steps", "60", "--every", "30", "--seed", "7")
+    pods = _Pods(found["TrainingRuntime"], found["TrainJob"], tmp_path)
+    rows = tmp_path / "runs" / "pretrain" / "metrics.jsonl"
+    with run_status_server(tmp_path) as server:
+        pods.start(server.variables)
+        try:
+            while not (rows.exists() and rows.read_text().count("\n") > 2):
+                assert all(each.poll() is None for each in pods.processes), pods.read_logs()
+                time.sleep(0.02)
+            pods.processes[1].send_signal(signal.SIGTERM)  # one is evicted; all save and leave
+            grace = _pod(found["TrainingRuntime"])["terminationGracePeriodSeconds"]
+            assert [each.wait(timeout=grace) for each in pods.processes] == [143, 143], pods.read_logs()
+            policy = found["TrainingRuntime"].get("spec", "template", "spec", "replicatedJobs")[0]["template"]["spec"]
+            assert policy["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [143]
+            stopped_at = rows.read_text().count("\n")
+            assert stopped_at < 60
+            pods.start(server.variables)
+            assert [each.wait(timeout=300) for each in pods.processes] == [0, 0], pods.read_logs()
+        finally:
+            pods.stop()
+    assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(1, 61))
+    assert f"from step {stopped_at}" in pods.read_logs()
+    assert server.statuses[-1]["progressPercentage"] == 100
+
+
+class _Pods:
+    """The container of each pod as a process, with the variables that the Trainer sets and a folder in place of the claim."""
+
+    def __init__(self, runtime: Manifest, job: Manifest, folder: Path) -> None:
+        self._folder = folder
+        (self._container,) = _container(runtime)
+        self._trainer = job.get("spec", "trainer")
+        assert self._trainer["command"] == ["ferry"]
+        (folder / "runs").mkdir()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, more: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        arguments = [argument.replace("=/runs/", f"={self._folder}/runs/") for argument in self._trainer["args"]]
+        kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
+        of_pod = {each["name"]: each["value"] for each in self._container["env"]}
+        for node in range(self._trainer["numNodes"]):
+            of_trainer = {
+                "PET_NNODES": str(self._trainer["numNodes"]),
+                "PET_NPROC_PER_NODE": str(self._trainer["numProcPerNode"]),
+                "PET_NODE_RANK": str(node),
+                "PET_MASTER_ADDR": "127.0.0.1",
+                "PET_MASTER_PORT": str(port),
+            }
+            variables = kept | of_pod | of_trainer | more | {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(self._folder)}
+            with open(self._folder / f"{len(self.processes)}.log", "wb") as log:
+                command = [sys.executable, "-m", "tensorferry.cli", *arguments]
+                started = subprocess.Popen(command, env=variables, cwd="/", stdout=log, stderr=subprocess.STDOUT)
+            self.processes.append(started)
+        self.processes = self.processes[-self._trainer["numNodes"] :]
+
+    def read_logs(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
+
+    def stop(self) -> None:
+        for each in self.processes:
+            each.kill()
+            each.wait()
+
+
+def _pod(manifest: Manifest) -> dict[str, Any]:
+    assert manifest.pod is not None
+    spec: dict[str, Any] = manifest.pod["spec"]
+    return spec
+
+
+def _container(manifest: Manifest) -> list[dict[str, Any]]:
+    containers: list[dict[str, Any]] = _pod(manifest)["containers"]
+    return containers
+
+
+def test_manifests_are_plain_yaml(tmp_path: Path) -> None:
+    _write(tmp_path / "pretrain", "--kind", "job")
+    for path in (tmp_path / "pretrain").iterdir():
+        assert yaml.safe_load(path.read_text())["kind"]

@@ -1,0 +1,111 @@
+"""Which layers stay in fp32: the one that was made sensitive, and no other."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from nets import make_texts
+
+import tensorferry as ferry
+from tensorferry.optimization.layer_search import find_fewest, rank_layers, short_name
+
+WIDTH = 16
+
+
+def _make_fragile() -> torch.nn.Module:
+    """Classes of rows whose first column dwarfs the others and is hardly used: 256 steps cannot hold both in the first layer."""
+    torch.manual_seed(0)
+    sizes = [(WIDTH, 64), (64, 64), (64, 64), (64, 3)]
+    layers = [torch.nn.Linear(*size) for size in sizes]
+    with torch.no_grad():
+        layers[0].weight[:, 0] = 1e-9
+    steps = [step for layer in layers for step in (layer, torch.nn.ReLU())][:-1]
+    return torch.nn.Sequential(*steps).eval()
+
+
+@pytest.fixture(scope="module")
+def fragile_engine() -> Iterator[ferry.Engine]:
+    rows = np.random.default_rng(0).standard_normal((300, WIDTH)).astype(np.float32)
+    rows[:, 0] *= 5000
+    engine = ferry.optimize(_make_fragile(), rows, precision="int8", min_agreement=0.95, seconds=60)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize("backend", ["NNCF", "static"])
+def test_only_the_layer_that_was_made_sensitive_stays_in_fp32(fragile_engine: ferry.Engine, backend: str) -> None:
+    tried = [each for each in fragile_engine.result.tried if f"({backend}" in each.title]
+    assert (tried[0].num_kept, tried[0].passed) == (0, False)
+    assert min(each.num_kept for each in tried if each.passed) == 1
+    let_in = [each for each in fragile_engine.result.candidates if f"({backend}, 1 layer in fp32)" in each.title]
+    kept = {tuple(map(short_name, each.kept)) for each in let_in}
+    assert kept == {("node_linear",)}  # the first layer, as the exporter calls it
+    assert "in fp32: node_linear" in let_in[0].route
+
+
+def test_the_notes_say_how_samples_were_split(fragile_engine: ferry.Engine) -> None:
+    assert "int8 was calibrated on 128 samples and judged on 172 others; no sample is among both" in fragile_engine.result.notes
+
+
+def test_the_card_says_which_layers_stayed(fragile_engine: ferry.Engine, tmp_path: Path) -> None:
+    card = json.loads((fragile_engine.save(tmp_path / "net") / "card.json").read_text())
+    assert card["engine"]["layers_in_fp32"] == list(fragile_engine.result.chosen.kept)
+    low, high = card["agreement"]["interval_95"]
+    assert low < card["agreement"]["share"] <= high
+
+
+def test_a_mask_that_reaches_far_below_the_scores_does_not_cost_static_int8_its_answers() -> None:
+    class Attention(torch.nn.Module):
+        """Classes of texts by one layer of attention; what the mask hides counts -3e38."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = torch.nn.Embedding(50, WIDTH)
+            self.look = torch.nn.Linear(WIDTH, 3 * WIDTH)
+            self.head = torch.nn.Linear(WIDTH, 3)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.look(3 * self.embed(ids)).chunk(3, -1)
+            hidden = torch.where(mask[:, None] > 0, 0.0, torch.finfo(torch.float32).min)
+            return self.head((torch.softmax(query @ key.transpose(1, 2) + hidden, -1) @ value)[:, 0])
+
+    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=60)
+    (static,) = [each for each in engine.result.tried if "(static)" in each.title]
+    assert static.comparison.agreement >= 0.9
+    engine.close()
+
+
+def test_layers_are_ranked_by_what_quantising_them_alone_does() -> None:
+    harm = {"a": 0.1, "b": 3.0, "c": 0.5}
+
+    def answer(kept: list[str], probe: dict[str, np.ndarray]) -> list[np.ndarray]:
+        return [np.ones(4) + sum(harm[each] for each in harm if each not in kept)]
+
+    assert [each.layer for each in rank_layers(tuple(harm), answer, {}, math.inf)] == ["b", "c", "a"]
+    assert rank_layers(tuple(harm), answer, {}, 0.0) == []
+
+
+@pytest.mark.parametrize("needed", [1, 5, 23])
+def test_the_fewest_layers_are_found_in_few_trials(needed: int) -> None:
+    trials: list[int] = []
+
+    def passes(num_kept: int) -> bool:
+        trials.append(num_kept)
+        return num_kept >= needed
+
+    assert find_fewest(36, passes, math.inf) == needed
+    assert len(trials) == len(set(trials)) <= 5
+
+
+def test_where_hardly_a_layer_could_be_quantised_nothing_is_found() -> None:
+    assert find_fewest(36, lambda num_kept: num_kept >= 30, math.inf) is None
+
+
+def test_names_are_shown_without_what_exporters_put_around_them() -> None:
+    assert short_name("__module.net.0/aten::linear/MatMul") == "net.0"
+    assert short_name("node_MatMul_32") == "node_MatMul_32"
