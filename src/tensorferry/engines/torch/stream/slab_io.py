@@ -28,7 +28,7 @@ Buffer = tuple[MemoryBlock, int, int]  # a stretch of a block
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class StoredPiece:
     """Some rows of one sample on the tier, or on their way there."""
 
     low: int
@@ -124,7 +124,7 @@ class StoredRows:
         self.dtype = dtype
         self.io = io
         self.row_nbytes = prod(shape[3:]) * shape[1] * dtype.itemsize
-        self._pieces: list[list[Piece]] = [[] for _ in range(shape[0])]  # by sample
+        self._pieces: list[list[StoredPiece]] = [[] for _ in range(shape[0])]  # by sample
         self._is_lost = False
         self._settled: torch.Tensor | None = None
         io.add(self)
@@ -138,7 +138,7 @@ class StoredRows:
             for low in range(slab.low, slab.high, step):
                 high = min(low + step, slab.high)
                 copy = self.io.write(block, (low - slab.low) * self.row_nbytes, (high - low) * self.row_nbytes)
-                self._pieces[sample].append(Piece(low, high, copy))
+                self._pieces[sample].append(StoredPiece(low, high, copy))
 
     def buffer(self, num_samples: int, low: int, high: int) -> tuple[MemoryBlock, torch.Tensor]:
         """New memory for rows of some samples, and a tensor of it."""
@@ -161,7 +161,7 @@ class StoredRows:
         rows = self._settled[slab.first : slab.last, :, low:high]
         return torch.nn.functional.pad(rows, [0, 0] * (rows.dim() - 3) + [low - slab.low, slab.high - high])
 
-    def pieces(self, sample: int, low: int, high: int) -> list[Piece]:
+    def pieces(self, sample: int, low: int, high: int) -> list[StoredPiece]:
         """The pieces that have these rows of a sample, in order."""
         if self._is_lost:
             raise TierLost(
@@ -176,7 +176,7 @@ class StoredRows:
             found.append(piece)
         return found
 
-    def slot_of(self, piece: Piece) -> Slot:
+    def slot_of(self, piece: StoredPiece) -> Slot:
         """Where a piece is; waits until it is there."""
         if piece.slot is None:
             self.io.wait_for(piece.copy)
