@@ -57,7 +57,9 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor, *, is_enough: b
 def name_both_floors(error: BudgetTooSmall, streamed_nbytes: int) -> BudgetTooSmall:
     """The same error with the budget that would do if ops ran slab by slab."""
     assert error.smallest_nbytes is not None
-    floors = f"{format_bytes(error.smallest_nbytes)} exact, {format_bytes(streamed_nbytes)} streamed within rounding"
+    floors = (
+        f"{format_bytes(error.smallest_nbytes)} exact, about {format_bytes(streamed_nbytes)} with stream='auto', within rounding"
+    )
     return BudgetTooSmall(f"{error} Smallest budgets: {floors}.", error.smallest_nbytes, streamed_nbytes)
 
 

@@ -86,7 +86,7 @@ def large_model(
     tier: str = "auto",
     recompute: bool = True,
     weights: str | bool = "auto",
-    stream: str | bool = "auto",
+    stream: str | bool = False,
     min_nbytes: int = MIN_NBYTES,
     watchdog_seconds: float = 120.0,
 ) -> "LargeTraining":
@@ -97,7 +97,7 @@ def large_model(
     recompute: whether cheap ops may run again instead of being swapped. weights: whether weights, their gradients and the
     optimizer's state wait on the tier outside of their use; "auto": where the budget is too small for them to stay. stream:
     whether ops that do not fit run slab by slab, within rounding instead of bit for bit: "auto" where the budget is too small for
-    anything exact, with a warning; True for any budget; False for none. min_nbytes: smaller storages stay.
+    anything exact, with a warning; True at any budget. min_nbytes: smaller storages stay.
 
         with ferry.large_model(model, budget="2GiB") as big:
             for x, y in batches:
@@ -122,10 +122,10 @@ class LargeTraining:
         open_device: DeviceOpener = open_device,
         *,
         weights: str | bool = "auto",
-        stream: str | bool = "auto",
+        stream: str | bool = False,
     ) -> None:
         if stream not in ("auto", True, False):
-            raise BadUse(f"stream is 'auto', True or False, received {stream!r}")
+            raise BadOption(f"expected stream to be True, False or 'auto', received {stream!r}")
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
         if is_keras(model):

@@ -198,5 +198,5 @@ def test_an_op_without_a_rule_is_named_in_the_report() -> None:
 
 
 def test_other_words_for_stream_are_refused() -> None:
-    with pytest.raises(ferry.BadUse, match="'auto', True or False"):
+    with pytest.raises(ferry.BadOption, match="stream to be True, False or 'auto', received 'sometimes'"):
         ferry.large_model(Small(), stream="sometimes")
