@@ -64,7 +64,7 @@ def streamed(refused: dict[str, Any]) -> dict[str, Any]:
 def test_a_refusal_names_the_exact_and_the_streamed_floor(refused: dict[str, Any]) -> None:
     assert refused["streamed"] < refused["exact"]
     assert "exact" in refused["message"]
-    assert "streamed within rounding" in refused["message"]
+    assert "with stream='auto', within rounding" in refused["message"]
 
 
 def test_auto_warns_once(streamed: dict[str, Any]) -> None:
