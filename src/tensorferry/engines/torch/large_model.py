@@ -6,8 +6,8 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -22,7 +22,6 @@ from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import (
     COMPILED_MODULE,
     any_compiled,
-    autograd_functions,
     compiler_is_loaded,
     disable_current_modes,
     tree_leaves,
@@ -31,6 +30,7 @@ from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
+from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
 from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, memory_by_kind, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
@@ -40,8 +40,8 @@ from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
 from tensorferry.engines.torch.weight_files import place, write_weights
-from tensorferry.engines.torch.weights import WeightWindow
-from tensorferry.errors import BadModel, BadOption, BadUse, BudgetTooSmall, FerryError, GraphFreed, NotSupported, NotTraceable
+from tensorferry.engines.torch.weights import WeightWindow, read_weights_option
+from tensorferry.errors import BadModel, BadOption, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
@@ -139,7 +139,7 @@ class LargeTraining:
         self._stream = stream
         self._streaming: Any = None  # a StreamSession, once steps are streamed
         self._open_device = open_device
-        self._weights = _read_weights(weights, model)
+        self._weights = read_weights_option(weights, model)
         self._window: WeightWindow | None = None  # where weights move
         self._window_is_guessed = False  # it was opened before anything was known of a step
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
@@ -184,16 +184,16 @@ class LargeTraining:
             stack.enter_context(self._states.watching(memory.optimizers))
             self._names = LayerNames(self._model)
             stack.enter_context(self._names.watching())
-            hook = _Uncopied(self._before_forward)
+            hook = UncopiedHook(self._before_forward)
             self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
             stack.callback(self._unhook_root)
             stack.callback(self._part_hooks.close)
             for part in self._model.modules():
                 if part is not self._model:
-                    handle = part.register_forward_pre_hook(_Uncopied(self._before_part), with_kwargs=True)
+                    handle = part.register_forward_pre_hook(UncopiedHook(self._before_part), with_kwargs=True)
                     self._part_hooks.callback(handle.remove)
-            stack.enter_context(_clear_backward_errors(self._backward_failed))
-            stack.enter_context(_refuse_transforms())
+            stack.enter_context(clear_backward_errors(self._backward_failed))
+            stack.enter_context(refuse_transforms())
             if is_keras(self._model):
                 stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
             stack.enter_context(running_uncompiled(self._note_compiled))
@@ -615,34 +615,6 @@ class LargeTraining:
             self._notes.append(text)
 
 
-class _Uncopied:
-    """A hook on the user's model that stays with it: a copy of the model, or a file of it, gets one that does nothing."""
-
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
-
-    def __reduce__(self) -> Any:  # copies are made by it, too
-        return _Uncopied, (_do_nothing,)
-
-
-def _read_weights(weights: str | bool, model: torch.nn.Module) -> str | bool:
-    if weights not in (True, False, "auto"):
-        raise BadOption(f"expected weights to be True, False or 'auto', received {weights!r}")
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # gradients are exchanged below the dispatcher, where what is away would not be noticed
-        reason = "in one of several processes; parallel='fsdp' shares them out instead"
-    elif is_keras(model):
-        reason = "in a Keras model, whose optimizer updates all of them at once"
-    else:
-        return weights
-    if weights is True:
-        raise NotSupported(f"weights cannot wait on a tier {reason}. Leave weights=True out.")
-    return False
-
-
 def _cold_nbytes(floor_nbytes: int) -> int:
     """What a process's first step leaves of itself."""
     return min(int(_COLD_SHARE * floor_nbytes), _MAX_COLD_NBYTES)
@@ -656,56 +628,3 @@ def _most_to_come_nbytes(trace: Trace, floor_nbytes: int) -> int:
 def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:
     part_nbytes, all_nbytes = (sum(p.nbytes for p in module.parameters()) for module in (part, model))
     return part_nbytes >= _MOST_SHARE * all_nbytes
-
-
-def _do_nothing(*_: Any) -> None:
-    pass
-
-
-@contextmanager
-def _clear_backward_errors(failed: Callable[[], None]) -> Iterator[None]:
-    """While inside, a second backward through a freed graph raises `GraphFreed`, and every failed backward is told of."""
-    autograd: Any = torch.autograd  # backward() and grad() both go through this private name
-    original = autograd._engine_run_backward
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(*args, **kwargs)
-        except RuntimeError as error:
-            failed()
-            if "backward through the graph a second time" in str(error):
-                raise GraphFreed(
-                    "backward ran a second time through a graph whose saved tensors are gone; pass retain_graph=True to the "
-                    "first backward, or compute the loss again."
-                ) from error
-            raise
-        except BaseException:
-            failed()
-            raise
-
-    autograd._engine_run_backward = run_backward
-    try:
-        yield
-    finally:
-        autograd._engine_run_backward = original
-
-
-@contextmanager
-def _refuse_transforms() -> Iterator[None]:
-    """While inside, what torch lets nobody use beside saved-tensor hooks raises `NotSupported`."""
-    original = autograd_functions._saved_tensors_hooks_disable
-
-    def disable(*args: Any) -> None:
-        try:
-            original(*args)
-        except RuntimeError as error:
-            raise NotSupported(
-                "torch.func's grad, vjp, jacrev and hessian cannot run inside ferry.large_model, which sees what autograd saves "
-                "through saved-tensor hooks. Use loss.backward() or torch.autograd.grad, or call them outside of the context."
-            ) from error
-
-    autograd_functions._saved_tensors_hooks_disable = disable
-    try:
-        yield
-    finally:
-        autograd_functions._saved_tensors_hooks_disable = original

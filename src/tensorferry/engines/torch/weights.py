@@ -28,7 +28,8 @@ from tensorferry.engines.torch.record import mutated
 from tensorferry.engines.torch.state import StateStorage, plain_tensors
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.engines.torch.weight_files import take_away
-from tensorferry.errors import BadUse, CopyStuck, FerryError, TierLost
+from tensorferry.errors import BadOption, BadUse, CopyStuck, FerryError, NotSupported, TierLost
+from tensorferry.frameworks import is_keras
 from tensorferry.tiers import FileSlice
 
 _HELD = (Residency.RESIDENT, Residency.SWAPPING_IN)
@@ -424,6 +425,22 @@ class WeightWindow:
                 member.note_change()
                 if member.is_gone:
                     self._swapper.forget(member)
+
+
+def read_weights_option(weights: str | bool, model: torch.nn.Module) -> str | bool:
+    """The `weights` that a user gave, where they can move; False for "auto" where they cannot."""
+    if weights not in (True, False, "auto"):
+        raise BadOption(f"expected weights to be True, False or 'auto', received {weights!r}")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        # gradients are exchanged below the dispatcher, where what is away would not be noticed
+        reason = "in one of several processes; parallel='fsdp' shares them out instead"
+    elif is_keras(model):
+        reason = "in a Keras model, whose optimizer updates all of them at once"
+    else:
+        return weights
+    if weights is True:
+        raise NotSupported(f"weights cannot wait on a tier {reason}. Leave weights=True out.")
+    return False
 
 
 class _GradientHook:
