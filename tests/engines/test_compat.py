@@ -66,8 +66,9 @@ def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _compat_of(path: Path) -> set[str]:
-    """The attributes that the `compat` files beside a file let it use."""
-    return {name for compat in path.parent.glob("*compat.py") for name in _in_place(ast.parse(compat.read_text()))}
+    """The attributes that the `compat` files of its engine let a file use."""
+    beside = [*path.parent.glob("*compat.py"), *path.parent.parent.glob("*compat.py")]
+    return {name for compat in beside for name in _in_place(ast.parse(compat.read_text()))}
 
 
 FILES = sorted(path for path in SOURCES.rglob("*.py") if not path.name.endswith("compat.py"))

@@ -62,6 +62,7 @@ __all__ = [
     "default_to_fused_or_foreach",
     "disable_current_modes",
     "hook_tables",
+    "make_without_memory",
     "select_conv_backend",
     "takes_gradients_early",
     "tensor_tables",
@@ -80,7 +81,6 @@ OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimize
 IN_PLACE: dict[str, object] = {
     "_base": torch.Tensor,  # what a tensor is a view of
     "_cdata": torch.UntypedStorage,  # a storage's address, by which blocks of memory are told apart
-    "_make_wrapper_subclass": torch.Tensor,  # a tensor without memory
     "_engine_run_backward": torch.autograd,  # what `backward` and `grad` both call, replaced to see a backward pass fail
     "_overloadname": _OP,  # "Tensor" of aten::add.Tensor
     "_overloadpacket": _OP,  # an op without its overload, by which torch counts flops
@@ -90,6 +90,7 @@ IN_PLACE: dict[str, object] = {
     "_version": torch.Tensor,  # how often a tensor was written in place
 }
 _IN_FUNCTIONS: dict[str, object] = {
+    "_make_wrapper_subclass": torch.Tensor,  # a tensor without memory
     "_buffers": torch.nn.Module,  # by name, to put fake ones there
     "_compiled_call_impl": torch.nn.Module,  # what `module.compile()` leaves
     "_new_with_weak_ptr": torch.UntypedStorage,  # a storage from a weak reference to it
@@ -105,6 +106,7 @@ check_attributes("torch", IN_PLACE | _IN_FUNCTIONS)
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 block_from_weak = torch.UntypedStorage._new_with_weak_ptr
+make_without_memory: Any = torch.Tensor._make_wrapper_subclass  # a tensor that has a shape alone
 
 
 def tensor_tables(module: torch.nn.Module) -> list[dict[str, Any]]:

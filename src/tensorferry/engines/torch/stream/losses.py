@@ -36,10 +36,10 @@ def _channelwise_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any]
     return run
 
 
-for _op in (aten._softmax, aten._log_softmax):
-    rule(_op.__name__)(_channelwise(_op))
-for _op in (aten._softmax_backward_data, aten._log_softmax_backward_data):
-    rule(_op.__name__)(_channelwise_backward(_op))
+for _name in ("_softmax", "_log_softmax"):
+    rule(_name)(_channelwise(getattr(aten, _name)))
+for _name in ("_softmax_backward_data", "_log_softmax_backward_data"):
+    rule(_name)(_channelwise_backward(getattr(aten, _name)))
 
 
 # negative log likelihood

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tensorferry.engines.torch.compat import make_without_memory
 from tensorferry.engines.torch.stream.source import SlabSource
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class StreamedTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None) -> "StreamedTensor":
         source = cell.source
-        self: StreamedTensor = torch.Tensor._make_wrapper_subclass(
+        self: StreamedTensor = make_without_memory(
             cls, source.shape if shape is None else shape, dtype=source.dtype, device=torch.device("cpu")
         )
         self.cell = cell
