@@ -31,7 +31,7 @@ def _make_fragile() -> torch.nn.Module:
 def fragile_engine() -> Iterator[ferry.Engine]:
     rows = np.random.default_rng(0).standard_normal((300, WIDTH)).astype(np.float32)
     rows[:, 0] *= 5000
-    engine = ferry.optimize(_make_fragile(), rows, precision="int8", min_agreement=0.95, seconds=60)
+    engine = ferry.optimize(_make_fragile(), rows, precision="int8", min_agreement=0.95, seconds=240)
     yield engine
     engine.close()
 
@@ -74,7 +74,7 @@ def test_a_mask_that_reaches_far_below_the_scores_does_not_cost_static_int8_its_
             hidden = torch.where(mask[:, None] > 0, 0.0, torch.finfo(torch.float32).min)
             return self.head((torch.softmax(query @ key.transpose(1, 2) + hidden, -1) @ value)[:, 0])
 
-    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=60)
+    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=240)
     (static,) = [each for each in engine.result.tried if "(static)" in each.title]
     assert static.comparison.agreement >= 0.9
     engine.close()
