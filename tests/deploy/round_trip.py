@@ -5,8 +5,8 @@ without a word, so what comes back has to be equal.
 """
 
 import json
+import re
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 _TRAINER = {"TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"}
@@ -25,9 +25,24 @@ def _convert(body: dict[str, Any]) -> Any:
         return getattr(models, f"TrainerV1alpha1{body['kind']}").from_dict(body).to_dict()
     from kserve import ApiClient
 
-    client = ApiClient()
-    found = client.deserialize(SimpleNamespace(data=json.dumps(body)), _KSERVE[body["kind"]])
-    return client.sanitize_for_serialization(found)
+    return ApiClient().sanitize_for_serialization(_build(body, _KSERVE[body["kind"]]))
+
+
+def _build(value: Any, kind: str) -> Any:
+    """What their client would read; it stumbles over types that their own models write as Dict[str, str]."""
+    import kserve.models
+    from kubernetes import client as kubernetes
+
+    if found := re.fullmatch(r"[Dd]ict[\[(]\w+, (.+)[\])]", kind):
+        return {key: _build(each, found[1]) for key, each in value.items()}
+    if found := re.fullmatch(r"[Ll]ist\[(.+)\]", kind):
+        return [_build(each, found[1]) for each in value]
+    model = getattr(kserve.models, kind, None) or getattr(kubernetes, kind, None)
+    if model is None:
+        return value
+    names = model.attribute_map
+    known = {name: _build(value[key], model.openapi_types[name]) for name, key in names.items() if key in value}
+    return model(**known)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_the_service_finds_its_runtime(small_models: Path, tmp_path: Path) -> No
     assert model["storageUri"] == "s3://bucket/models"
     (container,) = runtime["spec"]["containers"]
     assert container["name"] == "kserve-container"
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert (service["spec"]["predictor"]["minReplicas"], service["spec"]["predictor"]["maxReplicas"]) == (3, 12)
 
 
