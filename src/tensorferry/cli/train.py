@@ -71,7 +71,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
     )
     parser.add_argument(
-        "--parallel", metavar="WAYS", help="how they share the work: data, fsdp, or both as in data=2,fsdp=4 (default: data)"
+        "--parallel",
+        metavar="WAYS",
+        help="how they share the work: data, fsdp, tensor=N, or as in fsdp=2,tensor=2 (default: data)",
     )
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")

@@ -17,6 +17,7 @@ from tensorferry.train.folder import Run, is_begun
 from tensorferry.train.progress import make_progress
 from tensorferry.train.start import Ranks, TrainRequest, begin, begin_or_resume, follow, resume
 from tensorferry.train.status_server import post_progress
+from tensorferry.train.trained import find_source
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def train_as_rank(world: World, order: Order) -> int:
     """The same as one process that somebody else has started, as torchrun does."""
     from tensorferry.scaling.torch import join
 
-    team = join(world)
+    team = join(world, find_parallel(order.parallel, world.size))
     try:
         # another rank may have left it, on another node
         if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
@@ -121,11 +122,13 @@ def _read(verdict: Path | None) -> Outcome | None:
 
 def check_order(order: Order, cluster: Cluster) -> None:
     """Refuse what every process would refuse, once and before they start."""
-    find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
+    ways = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
     if order.request is not None:
         request = order.request
         recipe = make_recipe(request.recipe, request.settings, request.start)
         reference, batch = request.recipe, recipe.settings.batch
+        if ways.tensor > 1 and isinstance(recipe, TorchRecipe) and recipe.start == "scratch":
+            _check_split(recipe, request.data, ways.tensor)
     else:
         assert order.folder is not None
         config = Run(order.folder).read_config()
@@ -133,6 +136,22 @@ def check_order(order: Order, cluster: Cluster) -> None:
         reference, batch = config.recipe, config.settings["batch"]
     if not isinstance(recipe, TorchRecipe):
         raise BadOption(f"{reference!r} is a Keras recipe, which trains in one process; leave out --workers and --nodes")
-    num_ranks = cluster.num_workers * cluster.max_nodes
-    if batch < num_ranks:
-        raise BadOption(f"a batch of {batch} has no row for each of {num_ranks} workers; start fewer, or use --set batch=N")
+    if batch < ways.num_row_ranks:
+        raise BadOption(
+            f"a batch of {batch} has no row for each of {ways.num_row_ranks} workers; start fewer, or use --set batch=N"
+        )
+
+
+def _check_split(recipe: TorchRecipe, data: Path | None, size: int) -> None:
+    """Refuse a model whose layers cannot be split so; where it cannot be built without its weights, its ranks will."""
+    import torch
+
+    from tensorferry.scaling.tensor_parallel import check_layers
+
+    loaded = recipe.load_data(find_source(data))
+    try:
+        with torch.device("meta"):
+            model = recipe.build_model(loaded)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return
+    check_layers(model, size)
