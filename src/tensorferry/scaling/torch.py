@@ -23,6 +23,7 @@ from tensorferry.errors import NotSupported, RunFailed
 from tensorferry.machine import count_cores
 from tensorferry.messages import first_line
 from tensorferry.scaling.parallel import Parallel, find_parallel
+from tensorferry.scaling.sync_norm import synchronise_norms
 from tensorferry.scaling.team import Team
 from tensorferry.scaling.tensor_parallel import find_orders, split_layers
 from tensorferry.scaling.world import World, find_world
@@ -104,12 +105,13 @@ def _leave() -> None:
 
 
 @contextmanager
-def scale(model: torch.nn.Module, parallel: str = "data") -> Iterator[torch.nn.Module]:
+def scale(model: torch.nn.Module, parallel: str = "data", *, sync_norm: bool = False) -> Iterator[torch.nn.Module]:
     """For a loop of one's own under torchrun: what to call in the model's place; make the optimizer inside, of its parameters.
 
     Each rank brings its own rows, and the same as its neighbours where they split layers (`tensor`); gradients are the mean over
-    rows. To limit their norm use `clip_gradients`. A process that nobody started as one of several gets the
-    model as it is. Ranks meet once, unless the program has made torch's process group itself, and part at its end.
+    rows. To limit their norm use `clip_gradients`. `sync_norm`: batch norm is over the rows of all ranks. A process that nobody
+    started as one of several gets the model as it is. Ranks meet once, unless the program has made torch's process group itself,
+    and part at its end.
     """
     world = find_world()
     if world is None:
@@ -117,7 +119,7 @@ def scale(model: torch.nn.Module, parallel: str = "data") -> Iterator[torch.nn.M
         return
     ways = find_parallel(parallel, world.size)
     device = _meet(world)
-    yield spread(model.to(device), ways, device)
+    yield spread(model.to(device), ways, device, sync_norm=sync_norm)
 
 
 def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
@@ -159,8 +161,10 @@ def _check_averages(world: World, device: torch.device) -> None:
         )
 
 
-def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device) -> torch.nn.Module:
+def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, sync_norm: bool = False) -> torch.nn.Module:
     """What to call in the model's place. Its weights become the leader's; with `fsdp` or `tensor` they are shards from now on."""
+    if sync_norm:
+        synchronise_norms(model, parallel.tensor)
     if parallel.fsdp == 1 and parallel.tensor == 1:
         return Replicated(model)
     for tensor in (*model.parameters(), *model.buffers()):

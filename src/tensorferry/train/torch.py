@@ -45,12 +45,12 @@ class TorchTrainer(Trainer):
         self._sharded = False
         self._collected: dict[str, Any] = {}
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         self._team = team
         if team.size > 1:
             from tensorferry.scaling.torch import is_sharded, spread
 
-            self._called = spread(self.model, find_parallel(parallel, team.size), self._device)
+            self._called = spread(self.model, find_parallel(parallel, team.size), self._device, sync_norm=sync_norm)
             self._sharded = is_sharded(self.model)
             if self._sharded and self.precision.name == "fp16":
                 raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp or tensor")

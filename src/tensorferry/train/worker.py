@@ -28,6 +28,7 @@ class Order:
     folder: Path | None = None  # of the run to resume
     recipe: str | None = None  # that it has to be of
     parallel: str = "data"
+    sync_norm: bool = False  # batch norm over the rows of all ranks
     as_json: bool = False
     goes_on: bool = False  # with the run that is in the request's folder, if there is one
 
@@ -44,6 +45,7 @@ class Outcome:
 def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     """Start the processes of this node and return the exit code of the run."""
     check_order(order, cluster)
+    _check_split(order, cluster)
     with TemporaryDirectory(prefix="ferry-") as folder:
         verdict = Path(folder, "verdict.json")
         try:
@@ -66,7 +68,7 @@ def train_as_rank(world: World, order: Order) -> int:
         # another rank may have left it, on another node
         if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
             raise _Settled(outcome)
-        ranks = Ranks(team, order.parallel)
+        ranks = Ranks(team, order.parallel, order.sync_norm)
         if not team.is_leader:
             return follow(ranks)
         progress = post_progress(make_progress(order.as_json))
@@ -127,8 +129,6 @@ def check_order(order: Order, cluster: Cluster) -> None:
         request = order.request
         recipe = make_recipe(request.recipe, request.settings, request.start)
         reference, batch = request.recipe, recipe.settings.batch
-        if ways.tensor > 1 and isinstance(recipe, TorchRecipe) and recipe.start == "scratch":
-            _check_split(recipe, request.data, ways.tensor)
     else:
         assert order.folder is not None
         config = Run(order.folder).read_config()
@@ -142,16 +142,23 @@ def check_order(order: Order, cluster: Cluster) -> None:
         )
 
 
-def _check_split(recipe: TorchRecipe, data: Path | None, size: int) -> None:
+def _check_split(order: Order, cluster: Cluster) -> None:
     """Refuse a model whose layers cannot be split so; where it cannot be built without its weights, its ranks will."""
+    num_neighbours = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes).tensor
+    request = order.request
+    if num_neighbours == 1 or request is None:
+        return
+    recipe = make_recipe(request.recipe, request.settings, request.start)
+    if recipe.start != "scratch":
+        return
     import torch
 
     from tensorferry.scaling.tensor_parallel import check_layers
 
-    loaded = recipe.load_data(find_source(data))
+    data = recipe.load_data(find_source(request.data))
     try:
         with torch.device("meta"):
-            model = recipe.build_model(loaded)
+            model = recipe.build_model(data)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return
-    check_layers(model, size)
+    check_layers(model, num_neighbours)
