@@ -7,9 +7,10 @@ layout (processors without AVX-512), at no cost.
 
 In the default layout oneDNN copies what it reads into a layout of its own, and what it makes out of it: blocks of as many
 channels as a vector register holds, the last one filled up, so a layer of 2 classes is copied as one of 8 or 16. Before AVX2 it
-has few kernels of that kind, and multiplies matrices instead. The kernels that spread gradients out over a stride (for the input of
-a strided convolution, or the output of a transposed one) have another layout, channels last, from which torch makes two tensors:
-one in that layout and one in the default one. Weights are copied as well, and their gradients made in a form of the kernel's own.
+has few kernels of that kind, and multiplies matrices instead. The kernels that spread gradients out over a stride, for the input
+of a strided convolution or the output of a transposed one, have another layout, channels last, from which torch makes two
+tensors: one in that layout and one in the default one. Weights are copied as well, and their gradients made in a form of the
+kernel's own.
 
 oneDNN does not take every convolution: torch runs small ones itself, over a matrix of all that the kernel meets at each place,
 which for a volume can be far larger than what it is made from.
