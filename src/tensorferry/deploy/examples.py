@@ -142,7 +142,7 @@ def _read_reviews() -> list[tuple[str, int]]:
 
 
 def _write_review(path: Path) -> None:
-    path.write_text("The fabric is soft and it fits so well that I bought a second one.\n", "utf-8")
+    path.write_text("Love it! Great quality and so comfortable, I get compliments every time I wear it.\n", "utf-8")
 
 
 # ---- brain -----------------------------------------------------------------------------------------------------------
