@@ -71,8 +71,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
     )
     parser.add_argument(
-        "--parallel", metavar="WAYS", help="how they share the work: data, fsdp, or both as in data=2,fsdp=4 (default: data)"
+        "--parallel",
+        metavar="WAYS",
+        help="how they share the work: data, fsdp, tensor=N, or as in fsdp=2,tensor=2 (default: data)",
     )
+    parser.add_argument("--sync-norm", action="store_true", help="batch norm over the rows of all processes")
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")
     parser.add_argument(
@@ -88,11 +91,12 @@ def _run(options: argparse.Namespace) -> int:
     from tensorferry.train.start import TrainRequest
     from tensorferry.train.worker import Order
 
+    parallel = options.parallel or Order.parallel
     if options.resume is not None:
         _refuse_with_resume(options)
         if is_fitted(options.resume):
             raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
-        order = Order(None, options.resume, options.recipe, options.parallel or Order.parallel, options.json)
+        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json)
         return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
@@ -114,8 +118,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     if options.auto_resume and options.force:
         raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
-    parallel = options.parallel or Order.parallel
-    return _train(options, Order(request, parallel=parallel, as_json=options.json, goes_on=options.auto_resume))
+    order = Order(request, parallel=parallel, sync_norm=options.sync_norm, as_json=options.json, goes_on=options.auto_resume)
+    return _train(options, order)
 
 
 def _train(options: argparse.Namespace, order: "Order") -> int:
@@ -134,6 +138,8 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
         return train_on(cluster, order, options.restarts)
     if options.parallel is not None:
         raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
+    if options.sync_norm:
+        raise BadOption("--sync-norm is for several processes; say how many, as in --workers 2")
     progress = post_progress(make_progress(order.as_json))
     if order.request is not None:
         return (begin_or_resume if order.goes_on else begin)(order.request, progress)

@@ -42,7 +42,7 @@ class KerasTrainer(Trainer):
             self.model.optimizer.build(self.model.trainable_variables)  # so that the first checkpoint holds its state, too
         self._large: LargeModel | None = None
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:  # noqa: ARG002
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:  # noqa: ARG002
         if team.size > 1:
             raise NotSupported("a Keras recipe trains in one process; leave out --workers and --nodes")
         self._large = None if self._terms.budget is None else LargeModel(self._terms.budget)

@@ -60,6 +60,7 @@ class Ranks:
 
     team: Team = ALONE
     parallel: str = "data"
+    sync_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
         run.write_config(config)
         state = RunState(recipe=config.recipe)
         ranks.team.share(_Handover(config, folder, None, state))
-        trainer.prepare(ranks.team, ranks.parallel)
+        trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
         with watch_signals(is_patient=ranks.team.size > 1) as noted:
             session = Session(run, config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
             save(session, state)
@@ -150,7 +151,7 @@ def follow(ranks: Ranks) -> int:
 def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], progress: Progress, ranks: Ranks) -> int:
     """The steps after the checkpoint that was handed over; without one, after the trainer's own first weights."""
     recipe, data, trainer = parts
-    trainer.prepare(ranks.team, ranks.parallel)
+    trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
     if given.checkpoint is not None:
         load_weights(trainer, given.checkpoint)
     with watch_signals(is_patient=ranks.team.size > 1) as noted:

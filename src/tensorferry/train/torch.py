@@ -45,15 +45,15 @@ class TorchTrainer(Trainer):
         self._sharded = False
         self._collected: dict[str, Any] = {}
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         self._team = team
         if team.size > 1:
             from tensorferry.scaling.torch import is_sharded, spread
 
-            self._called = spread(self.model, find_parallel(parallel, team.size), self._device)
+            self._called = spread(self.model, find_parallel(parallel, team.size), self._device, sync_norm=sync_norm)
             self._sharded = is_sharded(self.model)
             if self._sharded and self.precision.name == "fp16":
-                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with --parallel fsdp")
+                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp or tensor")
         self._optimizer = self._recipe.make_optimizer(self.model)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._large = None if self._terms.budget is None else large_model(self._called, self._terms.budget)
@@ -97,7 +97,7 @@ class TorchTrainer(Trainer):
         if self._sharded:
             from tensorferry.scaling.torch import collect_optimizer, collect_weights
 
-            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer)}
+            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
 
     def save(self, folder: Path) -> None:
         whole, self._collected = self._collected, {}
@@ -127,7 +127,7 @@ class TorchTrainer(Trainer):
         if self._sharded:
             from tensorferry.scaling.torch import distribute_optimizer
 
-            distribute_optimizer(self._optimizer, state)
+            distribute_optimizer(self._optimizer, self.model, state)
         else:
             self._optimizer.load_state_dict(state)
 
@@ -160,7 +160,7 @@ class TorchTrainer(Trainer):
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
     def _seed(self, number: int) -> None:
-        seed = step_seed(self._terms.seed, number, self._team.rank)
+        seed = step_seed(self._terms.seed, number, self._team.row_rank)
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)

@@ -37,7 +37,7 @@ class Trainer(ABC):
     backend: str | None = None  # that Keras runs on; None: this is not Keras
 
     @abstractmethod
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         """Make what steps need beside the model; the ranks of a team do this together."""
 
     @abstractmethod
