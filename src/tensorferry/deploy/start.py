@@ -59,7 +59,8 @@ def deploy_training(options: JobOptions) -> int:
     """Write manifests for a training, and say what to do with them."""
     from tensorferry.deploy.training import write_training
 
-    write_training(options)
+    if note := write_training(options):
+        print(note)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
     return 0
 
