@@ -90,6 +90,16 @@ class JobOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleOptions:
+    """One complete pipeline to begin with, in a new folder."""
+
+    name: str
+    to: Path
+    steps: int | None = None  # None: as many as it takes to be of use
+    seconds: float = 60.0  # for the search of the fastest engine
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckOptions:
     """One look at a chart or a folder of manifests."""
 

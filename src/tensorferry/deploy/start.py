@@ -4,7 +4,15 @@ import json
 import sys
 from dataclasses import asdict
 
-from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions, PipelineOptions
+from tensorferry.deploy.options import (
+    ChartOptions,
+    CheckOptions,
+    ExampleOptions,
+    ImageOptions,
+    JobOptions,
+    KserveOptions,
+    PipelineOptions,
+)
 
 
 def deploy_chart(options: ChartOptions) -> int:
@@ -49,6 +57,15 @@ def deploy_training(options: JobOptions) -> int:
 
     write_training(options)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
+    return 0
+
+
+def deploy_example(options: ExampleOptions) -> int:
+    """Write a complete pipeline to begin with, and say what to do with it."""
+    from tensorferry.deploy.examples import write_example
+
+    write_example(options)
+    print(f"saved: {options.to}; next: ferry serve {options.to / 'pipeline.yaml'}, then python {options.to / 'ask.py'}")
     return 0
 
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,7 @@ class BuiltFile:
     comparison: Comparison
     variant: str = ""
     kept: tuple[str, ...] = ()  # layers of an int8 file that stay in fp32
+    settings: Mapping[str, str] = field(default_factory=dict)  # of its runtime, that it needs to be what it is
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,14 @@ class Builder:
         except Exception as error:  # whatever a quantiser raises at a graph that it does not know
             self._reject(title, "int8", quantiser.title, f"cannot be quantised: {root_cause(error)}")
             return None
-        file = replace(plain, precision="int8", path=path, route=quantiser.title, variant=quantiser.variant)
+        file = replace(
+            plain,
+            precision="int8",
+            path=path,
+            route=quantiser.title,
+            variant=quantiser.variant,
+            settings=quantiser.settings,
+        )
         for admitted in self._admit(file):
             return admitted
         comparison = self.rejected[-1].comparison
@@ -206,13 +214,14 @@ class Builder:
             route=f"{near.quantiser.title}; in fp32: {describe_kept(kept)}",
             variant=f"{near.quantiser.variant}, {count} in fp32",
             kept=tuple(kept),
+            settings=near.quantiser.settings,
         )
 
     def _answer(self, near: NearMiss, kept: Collection[str], probe: Arrays) -> list[Array]:
         """What the model answers with these layers in fp32."""
         file = self._write_kept(near, kept)
         signature = self.reference.signature
-        runtime = make_candidate(file.backend, "int8", file.path, count_cores()).load(signature)
+        runtime = make_candidate(file.backend, "int8", file.path, count_cores(), settings=file.settings).load(signature)
         runner = runtime.new_runner()
         try:
             return list(runner.run(probe, [tensor.name for tensor in signature.outputs]))
@@ -223,7 +232,9 @@ class Builder:
 
     def _admit(self, built: BuiltFile) -> Iterator[BuiltFile]:
         """The file with what it reached, if it passes."""
-        candidate = make_candidate(built.backend, built.precision, built.path, count_cores(), built.variant)
+        candidate = make_candidate(
+            built.backend, built.precision, built.path, count_cores(), built.variant, settings=built.settings
+        )
         looks: list[float] = []
         comparison, reason = check_candidate(
             candidate, self.reference, self.options.gate, lambda each: looks.append(self._look(each))
@@ -260,7 +271,7 @@ def check_candidate(
         return None, f"cannot be loaded: {root_cause(error)}"
     runner = runtime.new_runner()
     try:
-        comparison = compare_answers(reference, runner)
+        comparison = compare_answers(reference, runner, gate.limit_missed(reference.num_samples))
         if not comparison.fault:
             look(runner)
     finally:

@@ -39,6 +39,7 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
+from tensorferry.engines.torch.wake import wake_kernels
 from tensorferry.engines.torch.weight_files import place, write_weights
 from tensorferry.engines.torch.weights import WeightWindow, read_weights_option
 from tensorferry.errors import BadModel, BadOption, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
@@ -329,6 +330,8 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        if expected is not None and isinstance(self._device, CpuDevice):
+            wake_kernels(expected.trace.ops)
         self._device.trim()  # what was freed, by following the step too, is no part of it
         if expected is None:
             if self._weights is True and self._window is None:
