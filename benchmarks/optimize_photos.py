@@ -1,4 +1,4 @@
-"""Photographs for `benchmarks/optimize.py`, from packages: some have their ImageNet class and judge, the others calibrate.
+"""Photographs for `benchmarks/optimize.py`, from packages: half of those with a class judge, all others calibrate.
 
 Views are taken as networks of this kind are used: most of a photograph, mirrored or not, a little brighter or darker. Views of
 one photograph are not independent of each other, so an interval over views is narrower than one over photographs would be.
