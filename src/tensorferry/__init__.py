@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tensorferry.optimization import Engine, optimize
     from tensorferry.plan import Plan, Timeline, make_plan, simulate
     from tensorferry.report import Report
-    from tensorferry.scaling.torch import scale
+    from tensorferry.scaling.torch import clip_gradients, scale
     from tensorferry.tiers import this_machine
     from tensorferry.trace import Trace
 
@@ -85,6 +85,7 @@ __all__ = [
     "Timeline",
     "Trace",
     "capture",
+    "clip_gradients",
     "datasets",
     "estimate",
     "estimate_cluster",
@@ -114,6 +115,7 @@ _HOMES = {
     "Timeline": "tensorferry.plan",
     "Trace": "tensorferry.trace",
     "capture": "tensorferry.engines.capture",
+    "clip_gradients": "tensorferry.scaling.torch",
     "datasets": "tensorferry",
     "estimators": "tensorferry",
     "feature_columns": "tensorferry",

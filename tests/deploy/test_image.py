@@ -2,16 +2,21 @@
 
 import base64
 import hashlib
+import json
 import re
+import shutil
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorferry import __version__
 from tensorferry.cli import main
-from tensorferry.deploy.packages import Package, add_digests, list_packages
+from tensorferry.deploy.bill import read_licence
+from tensorferry.deploy.packages import Package, add_digests, choose_extras, list_packages
+from tensorferry.deploy.repository import read_models
 
 
 @pytest.fixture
@@ -52,13 +57,25 @@ def test_the_image_has_the_models_and_no_root(in_context: Path, tmp_path: Path) 
         ((), {"onnxruntime", "openvino"}, {"torch"}),
         (("openvino",), {"openvino"}, {"onnxruntime", "torch"}),
         (("pytorch",), {"torch"}, {"onnxruntime", "openvino", "tensorflow"}),
-        (("transform", "onnxruntime"), {"tokenizers", "pillow", "onnxruntime"}, {"openvino"}),
     ],
 )
 def test_formats_decide_what_is_installed(formats: tuple[str, ...], has: set[str], has_not: set[str]) -> None:
     names = {package.name for package in list_packages(formats, ())}
     assert has <= names
     assert not has_not & names
+
+
+@pytest.mark.parametrize(
+    ("kind", "extras"),
+    [("text", {"pipelines"}), ("image", {"pipelines"}), ("labels", set()), ("volume", {"volumes"}), ("other", set())],
+)
+def test_steps_decide_which_extras_are_needed(kind: str, extras: set[str], small_models: Path, tmp_path: Path) -> None:
+    shutil.copytree(small_models, tmp_path / "models")
+    (tmp_path / "models" / "step" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "step" / "1" / "transform.json").write_text(json.dumps({"kind": kind}))
+    found = read_models(tmp_path / "models")
+    assert found.steps == {kind}
+    assert choose_extras(found.steps) == extras
 
 
 def test_an_extra_is_installed_too() -> None:
@@ -110,6 +127,42 @@ def test_a_wheel_of_ones_own_is_copied_and_pinned(in_context: Path, tmp_path: Pa
     text = Path("Containerfile").read_text()
     assert f'COPY ["{wheel.name}", "/wheels/"]' in text
     assert f"/wheels/{wheel.name}" in _requirements(text)
+    (ours,) = [each for each in _read_bill(Path("Containerfile")) if each["name"] == "tensorferry"]
+    assert ours["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
+
+
+def _read_bill(containerfile: Path) -> list[dict[str, Any]]:
+    bill = json.loads(containerfile.with_name(f"{containerfile.name}.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    return bill["components"]
+
+
+def test_a_bill_of_materials_lists_what_is_installed_and_goes_into_the_image(in_context: Path) -> None:
+    try:
+        assert main(["deploy", "image", "--models", "models", "--to", "Containerfile"]) == 0
+        text = Path("Containerfile").read_text()
+        components = _read_bill(Path("Containerfile"))
+        bills = [Path("Containerfile.cdx.json").read_bytes()]
+        Path("Containerfile").unlink()
+        Path("Containerfile.cdx.json").unlink()
+        assert main(["deploy", "image", "--models", "models", "--to", "Containerfile"]) == 0
+        assert Path("Containerfile.cdx.json").read_bytes() == bills[0]  # the same again
+    finally:
+        for name in ("Containerfile", "Containerfile.cdx.json"):
+            Path(name).unlink(missing_ok=True)
+    assert 'COPY ["Containerfile.cdx.json", "/opt/ferry/bill.cdx.json"]' in text
+    assert 'org.opencontainers.image.description="A TensorFerry server for double, sum"' in text
+    libraries = {each["name"]: each for each in components if each["type"] == "library"}
+    assert {f"{each['name']}=={each['version']}" for each in libraries.values()} == set(_requirements(text))
+    assert all(each["purl"] == f"pkg:pypi/{each['name']}@{each['version']}" for each in libraries.values())
+    assert libraries["onnxruntime"]["licenses"] == [{"license": {"name": "MIT License"}}]
+    assert [each["name"] for each in components if each["type"] == "machine-learning-model"] == ["double", "sum"]
+    without = [name for name, each in libraries.items() if "licenses" not in each]
+    assert not without
+
+
+def test_a_package_that_is_not_here_has_no_licence_in_the_bill() -> None:
+    assert read_licence("no-such-package") is None
 
 
 @pytest.mark.parametrize(
@@ -134,6 +187,41 @@ def test_a_bad_option_is_one_line(
     assert says in said
     assert said.count("\n") == 1
     assert sorted(in_context.iterdir()) == before
+
+
+_BUILDER = """#!/bin/sh
+echo "$@" > built
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(("builder", "code"), [("buildah", 0), ("docker", 0), ("buildah", 3)])
+def test_an_image_is_built_by_what_is_there(
+    builder: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / builder).write_text(_BUILDER.format(code=code))
+    (tmp_path / "bin" / builder).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
+    found = main(["deploy", "image", "--to", "Containerfile", "--build", "registry.example.com/ml:1"])
+    assert Path("built").read_text().split()[-5:] == ["--tag", "registry.example.com/ml:1", "--file", "Containerfile", "."]
+    said = capsys.readouterr()
+    assert found == (1 if code else 0)
+    assert ("ended with code 3" in said.err) is bool(code)
+    assert Path("Containerfile").exists()
+
+
+def test_without_a_builder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["deploy", "image", "--to", "Containerfile", "--build", "ml:1"]) == 2
+    said = capsys.readouterr().err
+    assert "install buildah, podman, docker, or leave out --build" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_models_from_outside_of_the_working_folder_are_refused(

@@ -7,6 +7,7 @@ import pytest
 
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.optimization.agreement import ask_original, compare_answers
+from tensorferry.optimization.gate import AnswerGate
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 
 SIGNATURE = Signature((TensorSignature("x", "FP32", (-1, 4)),), (TensorSignature("y", "FP32", (-1, 4)),))
@@ -43,6 +44,25 @@ def test_the_same_model_passes_without_a_difference() -> None:
 def test_one_wrong_row_of_twenty_costs_its_share(judge: str) -> None:
     reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, judge)
     assert 0.9 <= compare_answers(reference, Function(_swap_first_row)).agreement <= 0.96
+
+
+@pytest.mark.parametrize("judge", ["top1", "nearest", "close"])
+def test_who_cannot_pass_any_more_is_asked_no_more(judge: str) -> None:
+    reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, judge)
+    wrong = Function(lambda x: -x)
+    whole, part = compare_answers(reference, wrong), compare_answers(reference, wrong, max_missed=2)
+    assert (whole.num_left, part.num_left) == (0, 12)  # one batch of eight was enough
+    assert compare_answers(reference, Function(_swap_first_row), max_missed=2).num_left == 0
+    gate = AnswerGate(0.9)
+    assert part.agreement < gate.min_agreement
+    assert "of the first" in gate.find_reason(part)
+    assert "of the samples" in gate.find_reason(whole)
+
+
+def test_as_many_may_disagree_as_the_gate_allows_and_no_limit_is_set_where_a_drop_counts() -> None:
+    assert AnswerGate(0.9).limit_missed(20) == pytest.approx(2, abs=1e-3)
+    assert AnswerGate(0.9).limit_missed(20) > 2
+    assert AnswerGate(max_drop=0.005).limit_missed(20) == np.inf
 
 
 def test_scaling_changes_values_but_not_classes_or_neighbours() -> None:

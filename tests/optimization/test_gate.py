@@ -72,6 +72,22 @@ def test_dice_is_of_each_sample_without_the_background() -> None:
     assert lost.interval.high > lost.drop > lost.interval.low
 
 
+def test_targets_below_zero_do_not_count() -> None:
+    targets = np.zeros((1, 4, 4), int)
+    targets[:, :2] = 1
+    answers = targets.copy()
+    answers[0, 3] = 1  # wrong, but where nothing is known
+    unknown = targets.copy()
+    unknown[0, 3] = -1
+    assert measure_drop("Dice", unknown, unknown.clip(0), answers).candidate == 1.0
+    assert measure_drop("Dice", targets, targets, answers).candidate < 1.0
+    rows = measure_drop("accuracy", np.array([0, 1, -1, -1]), np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]))
+    assert (rows.original, rows.candidate) == (1.0, 0.5)
+    nothing = measure_drop("accuracy", np.array([-1]), np.array([0]), np.array([1]))
+    assert nothing.drop == 0.0
+    assert nothing.interval == Interval(-1.0, 1.0)
+
+
 def test_targets_are_classes_of_the_answers() -> None:
     scores, volumes = np.zeros((5, 3)), np.zeros((2, 3, 8, 8, 8))
     assert find_metric(np.zeros(5, int), scores, 1) == "accuracy"

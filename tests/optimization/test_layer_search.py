@@ -11,6 +11,8 @@ import torch
 from nets import make_texts
 
 import tensorferry as ferry
+from tensorferry.optimization import quantise
+from tensorferry.optimization.candidates import list_variants
 from tensorferry.optimization.layer_search import find_fewest, rank_layers, short_name
 
 WIDTH = 16
@@ -31,7 +33,7 @@ def _make_fragile() -> torch.nn.Module:
 def fragile_engine() -> Iterator[ferry.Engine]:
     rows = np.random.default_rng(0).standard_normal((300, WIDTH)).astype(np.float32)
     rows[:, 0] *= 5000
-    engine = ferry.optimize(_make_fragile(), rows, precision="int8", min_agreement=0.95, seconds=60)
+    engine = ferry.optimize(_make_fragile(), rows, precision="int8", min_agreement=0.95, seconds=600)
     yield engine
     engine.close()
 
@@ -74,10 +76,27 @@ def test_a_mask_that_reaches_far_below_the_scores_does_not_cost_static_int8_its_
             hidden = torch.where(mask[:, None] > 0, 0.0, torch.finfo(torch.float32).min)
             return self.head((torch.softmax(query @ key.transpose(1, 2) + hidden, -1) @ value)[:, 0])
 
-    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=60)
+    engine = ferry.optimize(Attention().eval(), make_texts(80), precision="fp32,int8", min_agreement=0.5, seconds=600)
     (static,) = [each for each in engine.result.tried if "(static)" in each.title]
     assert static.comparison.agreement >= 0.9
     engine.close()
+
+
+def test_wider_groups_of_activations_are_tried_only_where_the_cpu_quantises_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_settings() -> list[str]:
+        return [size for each in quantise.list_quantisers("openvino") for size in each.settings.values()]
+
+    monkeypatch.setattr(quantise, "_has_vnni", lambda: True)
+    assert list_settings() == ["128"]
+    monkeypatch.setattr(quantise, "_has_vnni", lambda: False)
+    assert list_settings() == []
+
+
+def test_what_a_file_needs_of_its_runtime_is_in_its_configuration() -> None:
+    settings = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "128"}
+    for each in list_variants("openvino", "int8", Path("model.xml"), "weights", settings):
+        assert each.parameters["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == "128"
+        assert each.parameters["INFERENCE_NUM_THREADS"] == str(each.num_threads)
 
 
 def test_layers_are_ranked_by_what_quantising_them_alone_does() -> None:

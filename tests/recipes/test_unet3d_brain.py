@@ -162,3 +162,11 @@ def test_labels_that_cannot_be_read_are_refused(labels: str, message: str, tmp_p
 def test_labels_have_the_names_that_are_given(tmp_path: Path) -> None:
     save_ball(tmp_path, "a", inside=4)
     assert _recipe(labels="0:background,4:enhancing").load_data(tmp_path).labels == ("background", "enhancing")
+
+
+def test_a_network_of_whole_volumes_tells_how_a_file_becomes_its_input() -> None:
+    recipe = _recipe()
+    told = recipe.describe_transform(recipe.load_data(None))
+    assert told == {"kind": "volume", "input": "volumes", "edge": 16, "channels": 1}
+    patched = _recipe(patch=8)
+    assert patched.describe_transform(patched.load_data(None)) is None

@@ -62,6 +62,8 @@ def test_a_number_of_nodes_is_one_or_a_range(text: str) -> None:
         ("fsdp", 4, Parallel(1, 4)),
         ("data,fsdp=2", 8, Parallel(4, 2)),
         ("fsdp=4, data=2", 8, Parallel(2, 4)),
+        ("tensor", 4, Parallel(1, 1, 4)),
+        ("fsdp,tensor=2", 8, Parallel(1, 4, 2)),
     ],
 )
 def test_a_way_without_a_number_takes_the_ranks_that_are_left(text: str, num_ranks: int, expected: Parallel) -> None:
@@ -76,7 +78,8 @@ def test_a_way_without_a_number_takes_the_ranks_that_are_left(text: str, num_ran
         ("data,fsdp", "say how many"),
         ("data,data", "twice"),
         ("data=0", "expected a number of ranks"),
-        ("tensor=2", "there is no way 'tensor'"),
+        ("tensor=3", "needs 3 workers, there are 4"),
+        ("pipeline=2", "there is no way 'pipeline'"),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(text: str, says: str) -> None:

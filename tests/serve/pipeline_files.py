@@ -1,10 +1,11 @@
-"""A small pipeline: `front` doubles and lets `back` triple what comes, in one ensemble called `six`."""
+"""A small pipeline: `front` doubles and lets `back` triple what comes, in one ensemble called `six`; and pipelines that run."""
 
 from pathlib import Path
 from typing import Any
 
 import yaml
 from models import save_scale
+from running import RunningServer
 
 _TRIPLE = """
 max_batch_size: 8
@@ -38,3 +39,18 @@ def write_pipeline(
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump({"name": "assistant", "entry": "front", "services": services}))
     return path
+
+
+class RunningPipeline(RunningServer):
+    """`ferry serve pipeline.yaml`, whose lines begin with the name of a service."""
+
+    def __init__(self, path: Path, *options: str, entry: str = "front") -> None:
+        self.entry = entry
+        super().__init__(path, *options)
+
+    def wait_for(self, text: str, seconds: float = 60) -> dict[str, Any]:
+        """The next line of the entry that has `text` in it."""
+        while True:
+            line = super().wait_for(text, seconds)
+            if f"[{self.entry}]" in line["message"]:
+                return line | {"message": line["message"].partition('"message":')[2].partition('"')[2].partition('"')[0]}

@@ -49,10 +49,14 @@ repository.close()
 
 def test_a_server_that_has_ended_leaves_the_interpreter_as_it_was(tmp_path: Path) -> None:
     code = f"""
-import gc, os, signal, sys, threading
+import gc, os, signal, sys, threading, time
 from tensorferry.cli import main
 before = sys.getswitchinterval(), gc.get_threshold(), list(sys.path), gc.get_freeze_count()
-threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+def end_once_it_serves():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end_once_it_serves, daemon=True).start()
 code = main(["serve", {str(tmp_path)!r}, "--http-port", "0", "--no-grpc"])
 print(code, before == (sys.getswitchinterval(), gc.get_threshold(), list(sys.path), gc.get_freeze_count()))
 """

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,10 @@ class TeamSettings(TinySettings):
     once: str = ""  # a file that tells that it has happened
 
 
+def _make_layer(width: int) -> OrderedDict[str, torch.nn.Module]:
+    return OrderedDict(fc1=torch.nn.Linear(width, width), activate=torch.nn.GELU(), fc2=torch.nn.Linear(width, width))
+
+
 class Layered(Tiny):
     """A few layers of one kind."""
 
@@ -31,7 +36,7 @@ class Layered(Tiny):
         if self.settings.trouble == "early":
             self._misbehave_once()
         width = self.settings.width
-        layers = (torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(3))
+        layers = (torch.nn.Sequential(_make_layer(width)) for _ in range(3))
         return torch.nn.Sequential(
             torch.nn.Linear(4, width), torch.nn.Sequential(*layers), torch.nn.Linear(width, len(data.labels))
         )

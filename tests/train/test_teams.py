@@ -53,7 +53,7 @@ def _check_equal(folder: Path, alone: Path) -> None:
 def test_shards_of_a_rank_that_is_killed_come_back_and_end_where_one_process_ends(
     train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("kill", "--parallel", "fsdp")
+    ended = train_in_two("kill", "--parallel", "fsdp", "--async-save")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "once").exists()
     assert "restart 1" in ended.stdout
@@ -69,10 +69,10 @@ def test_a_rank_that_is_killed_before_the_first_step_comes_back_too(
     _check_equal(tmp_path / "run", alone)
 
 
-def test_a_signal_to_one_rank_saves_all_and_one_process_goes_on_where_two_have_stopped(
+def test_a_signal_to_one_rank_saves_all_and_one_process_goes_on_where_two_that_split_layers_have_stopped(
     train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("stop")
+    ended = train_in_two("stop", "--parallel", "tensor=2")
     assert ended.returncode == 143, ended.stderr
     assert "stopped by SIGTERM after step 13, saved" in ended.stdout or "after step 14" in ended.stdout
     assert resume(tmp_path / "run", Told()) == 0
@@ -93,6 +93,7 @@ def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
     [
         (["--parallel", "fsdq"], "there is no way 'fsdq' (did you mean 'fsdp'?)"),
         (["--parallel", "data=3"], "needs 3 workers, there are 2"),
+        (["--parallel", "tensor=2", "--set", "width=15"], "tensor=2: 1.0 is 15 wide inside, which 2 does not divide"),
         (["--set", "batch=1"], "a batch of 1 has no row for each of 2 workers"),
         (["--rendezvous", "localhost:29500"], "--rendezvous is for several machines"),
     ],

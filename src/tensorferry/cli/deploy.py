@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorferry.cli.numbers import count, positive
+from tensorferry.cli.numbers import count, positive, seconds
 from tensorferry.cli.train import read_pair
 from tensorferry.errors import BadOption
 
@@ -13,6 +13,7 @@ _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews                                  a Helm chart: one server, its models, its limits
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
   ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
+  ferry deploy example reviews --to reviews/                                a complete pipeline to begin with; or brain
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
   ferry deploy image --train --to Containerfile                             the same for trainings
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
@@ -46,6 +47,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     _add_image(kinds.add_parser("image", help="a Containerfile for the server, with or without models"))
     _add_kserve(kinds.add_parser("kserve", help="a ServingRuntime and an InferenceService for KServe"))
     _add_train(kinds.add_parser("train", help="a training, for Kubeflow's Trainer, JobSet or a plain Job"))
+    _add_example(kinds.add_parser("example", help="a complete pipeline to begin with: trained, optimised, ready to serve"))
     _add_check(kinds.add_parser("check", help="say what a cluster would refuse of a chart or of manifests"))
 
 
@@ -69,8 +71,10 @@ def _add_chart(parser: argparse.ArgumentParser) -> None:
 def _add_kserve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the manifests")
-    parser.add_argument("--storage", required=True, metavar="URL", help="where KServe gets that folder, as s3://bucket/models")
-    parser.add_argument("--image", required=True, help="of the server, as registry.example.com/team/name:tag")
+    parser.add_argument(
+        "--storage", metavar="URL", help="where KServe gets that folder, as s3://bucket/models (default: pvc://NAME)"
+    )
+    parser.add_argument("--image", help="of the server, as registry.example.com/team/name:tag (default: localhost/NAME)")
     parser.add_argument("--name", help="of the service (default: that of the folder)")
     _add_size(parser)
     parser.set_defaults(run=_run_kserve)
@@ -102,6 +106,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         help="pin wheels by checksums, which pip asks its package index for; for this platform only",
     )
     parser.add_argument("--trust", action="store_true", help="serve files that may run code")
+    parser.add_argument("--build", metavar="NAME", help="also build it, with buildah, podman or docker, as name:tag")
     parser.set_defaults(run=_run_image)
 
 
@@ -138,6 +143,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="BYTES", help="the most memory that a step of a process may hold")
     parser.add_argument("--parallel", metavar="WAYS", help="data, fsdp, or both as in data=2,fsdp=4")
     parser.set_defaults(run=_run_train)
+
+
+def _add_example(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", help="reviews: from a text to a label; brain: from an MRI to volumes and a picture"
+    )
+    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder, with its pipeline.yaml")
+    parser.add_argument("--steps", type=positive, metavar="N", help="how many steps to train (default: enough to be of use)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=60.0, metavar="S", help="to find the fastest engine (default %(default)g)"
+    )
+    parser.set_defaults(run=_run_example)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -221,6 +238,7 @@ def _run_image(options: argparse.Namespace) -> int:
             extras=tuple(options.extra),
             is_for_training=options.train,
             has_digests=options.hashes,
+            build=options.build,
             trust=options.trust,
         )
     )
@@ -245,6 +263,13 @@ def _run_train(options: argparse.Namespace) -> int:
             settings=settings,
         )
     )
+
+
+def _run_example(options: argparse.Namespace) -> int:
+    from tensorferry.deploy.options import ExampleOptions
+    from tensorferry.deploy.start import deploy_example
+
+    return deploy_example(ExampleOptions(name=options.name, to=options.to, steps=options.steps, seconds=options.seconds))
 
 
 def _run_check(options: argparse.Namespace) -> int:

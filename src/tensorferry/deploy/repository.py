@@ -1,5 +1,6 @@
 """A folder of models as a chart needs it: their names, their size, and what to install for them."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ class ModelFolder:
     names: tuple[str, ...]
     nbytes: int
     formats: frozenset[str]
+    steps: frozenset[str] = frozenset()  # what steps around models do, as text or volume
 
 
 def read_models(root: Path) -> ModelFolder:
@@ -33,4 +35,14 @@ def read_models(root: Path) -> ModelFolder:
         names=tuple(dict.fromkeys(line.name for line in lines)),
         nbytes=sum(line.nbytes for line in lines),
         formats=frozenset(line.format for line in lines if line.is_served),
+        steps=frozenset(_read_kind(root / line.name / str(line.version)) for line in lines if line.format == "transform"),
     )
+
+
+def _read_kind(folder: Path) -> str:
+    """What a step does; nothing that is known where its file cannot be read, which the server will say."""
+    try:
+        described = json.loads((folder / "transform.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(described.get("kind", "")) if isinstance(described, dict) else ""

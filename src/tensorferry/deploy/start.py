@@ -4,7 +4,15 @@ import json
 import sys
 from dataclasses import asdict
 
-from tensorferry.deploy.options import ChartOptions, CheckOptions, ImageOptions, JobOptions, KserveOptions, PipelineOptions
+from tensorferry.deploy.options import (
+    ChartOptions,
+    CheckOptions,
+    ExampleOptions,
+    ImageOptions,
+    JobOptions,
+    KserveOptions,
+    PipelineOptions,
+)
 
 
 def deploy_chart(options: ChartOptions) -> int:
@@ -30,6 +38,9 @@ def deploy_image(options: ImageOptions) -> int:
     from tensorferry.deploy.image import write_image
 
     write_image(options)
+    if options.build is not None:
+        print(f"saved: {options.to}; built: {options.build}")
+        return 0
     print(f"saved: {options.to}; next: buildah build --timestamp 0 --tag NAME --file {options.to} .")
     return 0
 
@@ -39,7 +50,8 @@ def deploy_kserve(options: KserveOptions) -> int:
     from tensorferry.deploy.kserve import write_kserve
 
     write_kserve(options)
-    print(f"saved: {options.to}; next: copy the models to {options.storage}, then kubectl apply -f {options.to}")
+    where = options.storage or "the claim that the service names"
+    print(f"saved: {options.to}; next: copy the models to {where}, then kubectl apply -f {options.to}")
     return 0
 
 
@@ -47,8 +59,18 @@ def deploy_training(options: JobOptions) -> int:
     """Write manifests for a training, and say what to do with them."""
     from tensorferry.deploy.training import write_training
 
-    write_training(options)
+    if note := write_training(options):
+        print(note)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
+    return 0
+
+
+def deploy_example(options: ExampleOptions) -> int:
+    """Write a complete pipeline to begin with, and say what to do with it."""
+    from tensorferry.deploy.examples import write_example
+
+    write_example(options)
+    print(f"saved: {options.to}; next: ferry serve {options.to / 'pipeline.yaml'}, then python {options.to / 'ask.py'}")
     return 0
 
 

@@ -65,6 +65,7 @@ class Comparison:
     interval: Interval = field(default_factory=lambda: Interval(0.0, 1.0))  # of the agreement, at 95 %
     num_answers: int = 0  # that were compared: samples, or all voxels of them
     metric_drop: MetricDrop | None = None  # None: the right answers are not known
+    num_left: int = 0  # samples that it was not asked, since it could not pass any more
 
 
 def ask_original(
@@ -106,12 +107,14 @@ def ask_original(
     return ReferenceAnswers(signature, tuple(answered), odd, judge, num_left, targets, metric)
 
 
-def compare_answers(reference: ReferenceAnswers, runner: Runner) -> Comparison:
-    """How `runner` answers, beside the original."""
+def compare_answers(reference: ReferenceAnswers, runner: Runner, max_missed: float = math.inf) -> Comparison:
+    """How `runner` answers, beside the original; with more than `max_missed` samples that do not agree it is asked no more."""
     names = [tensor.name for tensor in reference.signature.outputs]
-    given: list[tuple[Array, ...]] = []
-    difference = 0.0
-    for batch in (*reference.batches, *reference.odd_batches):
+    wanted = _join([batch.answers for batch in reference.batches])
+    agreed: list[list[Array]] = [[] for _ in names]
+    classes: list[Array] = []
+    difference, num_asked = 0.0, 0
+    for at, batch in enumerate((*reference.odd_batches, *reference.batches)):
         try:
             answers = tuple(runner.run(batch.inputs, names))
         except Exception as error:  # a kernel that is missing or fails, in any runtime's own words
@@ -122,16 +125,27 @@ def compare_answers(reference: ReferenceAnswers, runner: Runner) -> Comparison:
             if fault:
                 return Comparison(0.0, np.inf, fault)
             difference = max(difference, relative_difference(expected, answer))
-        given.append(answers)
-    wanted = _join([batch.answers for batch in reference.batches])
-    found = _join(given[: len(reference.batches)])
-    agreements = [_agree(reference.judge, one, other) for one, other in zip(wanted, found, strict=True)]
-    worst = min(agreements, key=np.mean)
+        if at < len(reference.odd_batches):
+            continue
+        for found, expected, answer in zip(agreed, wanted, answers, strict=True):
+            found.append(_agree(reference.judge, expected, np.atleast_1d(answer), sum(map(len, found))))
+        num_asked += _num_rows(batch.inputs)
+        if reference.targets is not None:
+            classes.append(answers[0].argmax(class_axis(wanted[0])))
+        if max(map(_count_missed, agreed)) > max_missed:
+            break
+    worst = min((np.concatenate(each) for each in agreed), key=np.mean)
+    num_left = reference.num_samples - num_asked
     metric_drop = None
     if reference.targets is not None:
-        axis = class_axis(wanted[0])
-        metric_drop = measure_drop(reference.metric, reference.targets, wanted[0].argmax(axis), found[0].argmax(axis))
-    return Comparison(float(np.mean(worst)), difference, "", _find_interval(worst), worst.size, metric_drop)
+        original = wanted[0][:num_asked].argmax(class_axis(wanted[0]))
+        metric_drop = measure_drop(reference.metric, reference.targets[:num_asked], original, np.concatenate(classes))
+    return Comparison(float(np.mean(worst)), difference, "", _find_interval(worst), worst.size, metric_drop, num_left)
+
+
+def _count_missed(agreed: list[Array]) -> float:
+    """How many samples do not agree; of those with many answers, their shares."""
+    return float(sum(np.sum(1 - each.reshape(len(each), -1).mean(1)) for each in agreed))
 
 
 def _find_interval(agreed: Array) -> Interval:
@@ -197,30 +211,32 @@ def class_axis(answer: Array) -> int:
     return 1 if answer.ndim > 3 and answer.shape[1] < answer.shape[-1] else answer.ndim - 1
 
 
-def _agree(judge: str, expected: Array, answer: Array) -> Array:
-    """Which answers agree: one for each sample, or for each of its voxels."""
+def _agree(judge: str, expected: Array, answer: Array, at: int) -> Array:
+    """Which answers agree, of all that are expected those from row `at` on: one for each sample, or for each of its voxels."""
+    wanted = expected[at : at + len(answer)]
     if expected.dtype.kind != "f":
-        return np.asarray(expected == answer)
+        return np.asarray(wanted == answer)
     if judge == "close":
         largest = float(np.abs(expected).max()) or 1.0
-        return np.asarray(np.abs(expected.astype(np.float64) - answer) <= _CLOSE * largest)
+        return np.asarray(np.abs(wanted.astype(np.float64) - answer) <= _CLOSE * largest)
     if judge == "top1":
         axis = class_axis(expected)
-        return np.asarray(expected.argmax(axis) == answer.argmax(axis))
-    return _keep_neighbours(expected.reshape(len(expected), -1), answer.reshape(len(answer), -1))
+        return np.asarray(wanted.argmax(axis) == answer.argmax(axis))
+    return _keep_neighbours(expected.reshape(len(expected), -1), answer.reshape(len(answer), -1), at)
 
 
-def _keep_neighbours(expected: Array, answer: Array) -> Array:
+def _keep_neighbours(expected: Array, answer: Array, at: int) -> Array:
     """Which rows keep their nearest neighbour, by cosine, among the original's other rows."""
     if len(expected) < 3:
         raise BadOption(f"nearest neighbours need at least 3 samples, received {len(expected)}")
+    places = np.arange(len(answer))
 
     def find_nearest(rows: Array) -> Array:
         similarity = _unit(rows) @ _unit(expected).T
-        np.fill_diagonal(similarity, -np.inf)
+        similarity[places, at + places] = -np.inf
         return similarity.argmax(1)
 
-    return np.asarray(find_nearest(expected) == find_nearest(answer))
+    return np.asarray(find_nearest(expected[at : at + len(answer)]) == find_nearest(answer))
 
 
 def _unit(rows: Array) -> Array:

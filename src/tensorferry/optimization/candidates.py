@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison
@@ -69,10 +70,17 @@ class Candidate:
 
 
 def make_candidate(
-    backend: str, precision: str, path: Path, num_threads: int, variant: str = "", accelerator: str = ""
+    backend: str,
+    precision: str,
+    path: Path,
+    num_threads: int,
+    variant: str = "",
+    accelerator: str = "",
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Candidate:
-    """A candidate with the parameters that make its runtime do just that."""
+    """A candidate with the parameters that make its runtime do just that, and `settings` among them."""
     parameters = {_THREADS[backend]: str(num_threads)} if backend in _THREADS else {}
+    parameters |= settings
     if backend == "openvino":
         # without a hint OpenVINO takes bf16 wherever the CPU has it
         parameters["INFERENCE_PRECISION_HINT"] = _OPENVINO_HINTS[precision]
@@ -81,13 +89,15 @@ def make_candidate(
     return Candidate(backend, precision, path, num_threads, parameters, variant, accelerator)
 
 
-def list_variants(backend: str, precision: str, path: Path, variant: str) -> Iterator[Candidate]:
+def list_variants(
+    backend: str, precision: str, path: Path, variant: str, settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Candidate]:
     """The candidates of one file, the most promising number of threads first, and those on a GPU where there is one."""
     if backend == "onnxruntime":
         for accelerator in find_accelerators():
-            yield make_candidate(backend, precision, path, 1, variant, accelerator)
+            yield make_candidate(backend, precision, path, 1, variant, accelerator, settings)
     for num_threads in thread_counts(count_cores()):
-        yield make_candidate(backend, precision, path, num_threads, variant)
+        yield make_candidate(backend, precision, path, num_threads, variant, settings=settings)
 
 
 def thread_counts(num_cores: int) -> list[int]:

@@ -5,12 +5,14 @@ Figures come with 95 % intervals: the figure itself decides, and where its inter
 is said.
 """
 
+import math
 from dataclasses import dataclass
 
 from tensorferry.optimization.agreement import Comparison
 from tensorferry.optimization.intervals import Interval, count_needed
 
 MIN_AGREEMENT = 0.99  # where nothing else is said
+_ROUNDING = 1e-6  # of a share of samples
 _POINT = 0.01  # what samples should be able to tell
 
 
@@ -32,7 +34,12 @@ class AnswerGate:
             return f"loses {_points(lost.drop)} of {lost.metric}; at most {_points(self.max_drop)} may be lost"
         if comparison.agreement >= self.min_agreement:
             return ""
-        return f"agrees on {percent(comparison.agreement)} of the samples; {percent(self.min_agreement)} are asked for"
+        which = f"first {comparison.num_answers:,} answers" if comparison.num_left else "samples"
+        return f"agrees on {percent(comparison.agreement)} of the {which}; {percent(self.min_agreement)} are asked for"
+
+    def limit_missed(self, num_samples: int) -> float:
+        """How many samples may disagree before it is certain that such answers are not let in."""
+        return math.inf if self.max_drop is not None else (1 - self.min_agreement) * num_samples + _ROUNDING
 
     def find_doubt(self, comparison: Comparison) -> str:
         """Why the samples are too few to be sure of such answers; empty: they are enough."""

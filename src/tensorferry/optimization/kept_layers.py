@@ -11,17 +11,14 @@ from typing import Any
 _QUANTISER = "FakeQuantize"
 # what only passes numbers on: a quantiser in front of it belongs to the layer behind
 _SHAPERS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Convert", "Slice", "StridedSlice", "Split"})
-_PRODUCTS = frozenset(
-    {"MatMul", "Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"},
-)
 
 
 def list_layers(model: Any) -> tuple[str, ...]:
-    """The products (convolutions, matrix products) that compute in int8, in order."""
+    """What computes in int8, in order: products, and sums too, whose quantisers may cost more answers than all products do."""
     return tuple(
         op.get_friendly_name()
         for op in model.get_ordered_ops()
-        if op.get_type_name() in _PRODUCTS and any(_find_quantised(each) is not None for each in op.inputs())
+        if op.get_type_name() not in _SHAPERS | {_QUANTISER} and any(_find_quantised(each) is not None for each in op.inputs())
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from tensorferry.optimization.samples import Arrays
 from tensorferry.serve.core.tensors import Array
 
-_NUM_SAMPLES = 16  # that a layer's sensitivity is measured on
+_NUM_SAMPLES = 8  # that a layer's sensitivity is measured on
 _MAX_KEPT = 0.75  # of the layers: with more of them in fp32 hardly anything is gained
 
 Answer = Callable[[Collection[str], Arrays], list[Array]]  # of the model with these layers in fp32

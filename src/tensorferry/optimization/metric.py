@@ -1,4 +1,7 @@
-"""How well a model does its task where the right answers are known (accuracy of classes, Dice of volumes), and what is lost."""
+"""How well a model does its task where the right answers are known (accuracy of classes, Dice of volumes), and what is lost.
+
+Targets below zero do not count: recipes mark so what is unknown, or was trained on.
+"""
 
 from dataclasses import dataclass
 
@@ -50,8 +53,11 @@ def _target_shape(answers: Array, class_axis: int) -> tuple[int, ...]:
 def measure_drop(metric: str, targets: Array, original: Array, candidate: Array) -> MetricDrop:
     """What is lost on samples whose classes the original and the candidate have told; all of the shape of `targets`."""
     if metric == "accuracy":
-        was, is_now = original == targets, candidate == targets
-        interval = drop_interval(int((was & ~is_now).sum()), int((~was & is_now).sum()), len(targets))
+        counts = targets >= 0
+        was, is_now = (original == targets)[counts], (candidate == targets)[counts]
+        if not was.size:
+            return MetricDrop(metric, 1.0, 1.0, Interval(-1.0, 1.0))
+        interval = drop_interval(int((was & ~is_now).sum()), int((~was & is_now).sum()), was.size)
         return MetricDrop(metric, float(was.mean()), float(is_now.mean()), interval)
     before = [_dice(*pair) for pair in zip(targets, original, strict=True)]
     after = [_dice(*pair) for pair in zip(targets, candidate, strict=True)]
@@ -62,6 +68,8 @@ def measure_drop(metric: str, targets: Array, original: Array, candidate: Array)
 
 def _dice(target: Array, answer: Array) -> float:
     """The mean over the classes in either but the background, which is class 0."""
+    counts = target >= 0
+    target, answer = target[counts], answer[counts]
     classes = [each for each in np.union1d(target, answer).tolist() if each]
     scores = []
     for each in classes:

@@ -1,7 +1,8 @@
 """What is saved of an optimized model: itself, or a pipeline around it, so that clients send an image or a text.
 
 A pipeline is up to four models: `name` is the ensemble that clients call; `name_transform`, `name_engine` and, for classes,
-`name_labels` are its steps. Beside every version lies a card: what it came from, what it takes and gives, what was measured.
+`name_labels` or, for segmentations, `name_volumes` are its steps. Beside every version lies a card: what it came from, what it
+takes and gives, what was measured.
 """
 
 import json
@@ -105,15 +106,21 @@ def _make_pipeline(model: SavableModel, name: str) -> list[NewVersion]:
     max_batch = inner.config.max_batch_size
     if not max_batch:
         raise BadModel("a pipeline needs a model whose rows are independent of each other; save it without one")
-    versions = [_make_step(model.source, f"{name}_transform", _complete(transform, model.source.signature), max_batch), inner]
+    first = _complete(transform, model.source.signature)
+    versions = [_make_step(model.source, f"{name}_transform", first, max_batch), inner]
     scores = _find_scores(model.source.signature, model.source.labels)
     outputs = model.source.signature.outputs
-    if scores is not None:
+    if transform["kind"] == "volume":
+        (scored,) = outputs
+        description = {"kind": "segmentation", "labels": list(model.source.labels), "scores": scored.name}
+        description["volumes"] = transform["input"]
+        versions.append(_make_step(model.source, f"{name}_volumes", description, max_batch))
+        outputs = _read_signature(description).outputs
+    elif scores is not None:
         description = {"kind": "labels", "labels": list(model.source.labels), "scores": scores}
         versions.append(_make_step(model.source, f"{name}_labels", description, max_batch))
-        outputs = (*outputs, TensorSignature("LABEL", "BYTES", (-1, 1)))
-    first = TensorSignature("TEXT" if transform["kind"] == "text" else "IMAGE", "BYTES", (-1, 1))
-    signature = Signature((first,), outputs)
+        outputs = (*outputs, *_read_signature(description).outputs)
+    signature = Signature(_read_signature(first).inputs, outputs)
     config = make_config(name, "ensemble", signature, max_batch)
     for output in config.output:
         if output.name == scores:
@@ -158,12 +165,12 @@ def _read_signature(description: dict[str, Any]) -> Signature:
 def _complete(transform: dict[str, Any], signature: Signature) -> dict[str, Any]:
     """The transform with the types that the model's inputs have."""
     by_name = {tensor.name: tensor for tensor in signature.inputs}
-    names = [transform["input"]] if transform["kind"] == "image" else [transform["ids"], transform["mask"]]
+    names = [transform["ids"], transform["mask"]] if transform["kind"] == "text" else [transform["input"]]
     if sorted(names) != sorted(by_name):
         raise BadModel(
             f"the transform makes {', '.join(names)}, the model takes {', '.join(by_name)}; save it without a pipeline"
         )
-    if transform["kind"] == "image":
+    if transform["kind"] != "text":
         return transform
     return {**transform, "dtype": DTYPES[by_name[transform["ids"]].datatype].name}
 

@@ -111,7 +111,7 @@ def _measure_original(source: Source, original: Runner, reference: ReferenceAnsw
 def _measure_all(
     built: list[BuiltFile], reference: ReferenceAnswers, rejected: list[CandidateResult], tell: Tell, deadline: float
 ) -> Iterator[CandidateResult]:
-    variants = [list(list_variants(each.backend, each.precision, each.path, each.variant)) for each in built]
+    variants = [list(list_variants(each.backend, each.precision, each.path, each.variant, each.settings)) for each in built]
     # every file with its usual number of threads comes first
     order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
     is_any_measured = False

@@ -111,6 +111,13 @@ class UNet3dBrain(KerasRecipe):
         place = (2 * slab + 1) * held_out.edge // (2 * NUM_SLABS)
         return draw_slice(whole["volumes"], whole["classes"], found, place, data.labels)
 
+    def describe_transform(self, data: Data) -> dict[str, Any] | None:
+        """From a NIfTI file to the cube; a network that knows patches alone has to be asked patch by patch, by its caller."""
+        if self.settings.patch:
+            return None
+        num_channels: int = data.train.num_channels  # type: ignore[attr-defined]
+        return {"kind": "volume", "input": self.inputs[0], "edge": self.settings.resolution, "channels": num_channels}
+
     def _check_edges(self) -> None:
         settings = self.settings
         for name, edge in (("resolution", settings.resolution), ("patch", settings.patch)):

@@ -1,26 +1,35 @@
-"""How a training is split over ranks: `data`, `fsdp`, or both as `data=2,fsdp=4`."""
+"""How a training is split over ranks: `data`, `fsdp`, `tensor`, or products of them as `data=2,fsdp=4`."""
 
 from dataclasses import dataclass
 
 from tensorferry.errors import BadOption
 from tensorferry.messages import did_you_mean
 
-_WAYS = ("data", "fsdp")
+_WAYS = ("data", "fsdp", "tensor")
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Ranks that hold copies of the weights (`data`), and ranks that hold a share of each copy (`fsdp`)."""
+    """Ranks that hold copies of the weights (`data`), that hold a share of a copy (`fsdp`), that compute a share (`tensor`).
+
+    Ranks that differ in `tensor` alone are neighbours, and take the same rows.
+    """
 
     data: int
     fsdp: int
+    tensor: int = 1
+
+    @property
+    def num_row_ranks(self) -> int:
+        """Among how many the rows of a batch are divided."""
+        return self.data * self.fsdp
 
 
 def find_parallel(text: str, num_ranks: int) -> Parallel:
     """What a user wrote, for so many ranks; a way without a number takes all that the others leave.
 
-    >>> find_parallel("data", 4), find_parallel("data=2,fsdp", 8)
-    (Parallel(data=4, fsdp=1), Parallel(data=2, fsdp=4))
+    >>> find_parallel("data", 4), find_parallel("fsdp,tensor=2", 8)
+    (Parallel(data=4, fsdp=1, tensor=1), Parallel(data=1, fsdp=4, tensor=2))
     """
     asked = dict(_read_way(part, text) for part in text.split(","))
     if len(asked) != len(text.split(",")):
@@ -30,12 +39,12 @@ def find_parallel(text: str, num_ranks: int) -> Parallel:
         known *= number or 1
     open_ways = [way for way, number in asked.items() if number is None]
     if len(open_ways) > 1:
-        raise BadOption(f"--parallel {text}: say how many ranks share the weights, as in data,fsdp=2")
+        raise BadOption(f"--parallel {text}: say how many ranks share the weights, as in {open_ways[0]},{open_ways[1]}=2")
     rest, left = divmod(num_ranks, known)
     if left or (not open_ways and rest != 1):
         raise BadOption(f"--parallel {text} needs {'a multiple of ' if open_ways else ''}{known} workers, there are {num_ranks}")
     sizes = {way: asked[way] or rest for way in asked}
-    return Parallel(sizes.get("data", 1), sizes.get("fsdp", 1))
+    return Parallel(sizes.get("data", 1), sizes.get("fsdp", 1), sizes.get("tensor", 1))
 
 
 def _read_way(part: str, text: str) -> tuple[str, int | None]:

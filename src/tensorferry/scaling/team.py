@@ -12,6 +12,8 @@ class Team(ABC):
 
     rank: int
     size: int
+    row_rank: int  # among those that divide the rows of a batch; ranks that split layers with each other have one in common
+    num_row_ranks: int
 
     @property
     def is_leader(self) -> bool:
@@ -35,6 +37,7 @@ class Alone(Team):
     """One process, which agrees with itself."""
 
     rank, size = 0, 1
+    row_rank, num_row_ranks = 0, 1
 
     def gather(self, value: Any) -> list[Any]:
         return [value]

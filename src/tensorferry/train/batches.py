@@ -31,14 +31,16 @@ _MAX_THREADS = 4
 class Batches:
     """The batches of the steps after `done` up to `last`, in order; `wait_seconds` is how long the last one was waited for.
 
-    Of W ranks of a team, rank r takes rows r, r + W, r + 2W, ... of each.
+    Where W ranks divide the rows, rank r of them takes rows r, r + W, r + 2W, ... of each.
     """
 
     def __init__(self, recipe: Recipe, samples: Samples, seed: int, done: int, last: int, team: Team = ALONE) -> None:
         if not len(samples):
             raise BadData("there is nothing to train on: the data has no samples")
-        if recipe.settings.batch < team.size:
-            raise BadOption(f"a batch of {recipe.settings.batch} has no row for each of {team.size} workers; start fewer")
+        if recipe.settings.batch < team.num_row_ranks:
+            raise BadOption(
+                f"a batch of {recipe.settings.batch} has no row for each of {team.num_row_ranks} workers; start fewer"
+            )
         self._team = team
         self.wait_seconds = 0.0
         self._recipe = recipe
@@ -77,7 +79,7 @@ class Batches:
 
     def _load(self, step: int) -> Arrays:
         size = self._recipe.settings.batch
-        places = range((step - 1) * size, step * size)[self._team.rank :: self._team.size]
+        places = range((step - 1) * size, step * size)[self._team.row_rank :: self._team.num_row_ranks]
         return self._recipe.collate([self._read(*divmod(place, len(self._samples))) for place in places])
 
     def _read(self, epoch: int, place: int) -> Arrays:

@@ -46,6 +46,7 @@ class TrainRequest:
     seed: int | None = None
     precision: str = "fp32"
     budget: str | None = None
+    async_save: bool = False
     command: tuple[str, ...] = ()
 
     @property
@@ -60,6 +61,7 @@ class Ranks:
 
     team: Team = ALONE
     parallel: str = "data"
+    sync_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
     check_name(request.precision)
     if request.budget not in (None, "auto"):
         parse_bytes(request.budget)
+    if request.async_save and request.budget is not None:
+        raise BadOption("--async-save holds a copy of weights and state beside the budget; leave out one of the two")
     recipe = make_recipe(request.recipe, request.settings, request.start)
     source = find_source(request.data)
     folder = request.folder
@@ -96,6 +100,7 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
             evaluate_every=request.every or _space_evaluations(every, recipe.settings.batch, len(data.held_out)),
             # what "auto" has measured here holds for the whole run
             terms=replace(terms, precision=trainer.precision.name),
+            async_save=request.async_save,
             reason=trainer.precision.reason if request.precision == "auto" else "",
             command=request.command,
             backend=trainer.backend,
@@ -103,7 +108,7 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
         run.write_config(config)
         state = RunState(recipe=config.recipe)
         ranks.team.share(_Handover(config, folder, None, state))
-        trainer.prepare(ranks.team, ranks.parallel)
+        trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
         with watch_signals(is_patient=ranks.team.size > 1) as noted:
             session = Session(run, config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
             save(session, state)
@@ -150,7 +155,7 @@ def follow(ranks: Ranks) -> int:
 def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], progress: Progress, ranks: Ranks) -> int:
     """The steps after the checkpoint that was handed over; without one, after the trainer's own first weights."""
     recipe, data, trainer = parts
-    trainer.prepare(ranks.team, ranks.parallel)
+    trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
     if given.checkpoint is not None:
         load_weights(trainer, given.checkpoint)
     with watch_signals(is_patient=ranks.team.size > 1) as noted:
@@ -198,7 +203,7 @@ def _run(session: Session, state: RunState) -> int:
         session.progress.say(f"data: {session.data.source}")
     try:
         session.progress.begin(session.config, state.step)
-        with _clear_memory_errors(session):
+        with _clear_memory_errors(session), session.saver:
             state = run_steps(session, state)
         session.progress.end(_finish(session, state))
     except RunFailed:

@@ -38,6 +38,10 @@ class Teamwork:
         if self.team.size > 1:
             self._meet(0)
 
+    def wait_for_all(self) -> None:
+        """Go on once every rank has come here."""
+        self.team.gather(None)
+
     def _meet(self, num_rows: int) -> list[_Word]:
         words: list[_Word] = self.team.gather(_Word(num_rows, int(self._noted.signal or 0)))
         if signal := max(word.signal for word in words):
@@ -56,9 +60,9 @@ def predict_together(team: Team, batch: Arrays, predict_batch: Any) -> NDArray[A
         return np.asarray(predict_batch(batch))
     num_rows = len(next(iter(batch.values())))
     # one without a row of its own takes part with the first: ranks that share weights need each other
-    mine = slice(team.rank, None, team.size) if team.rank < num_rows else slice(0, 1)
-    parts = team.gather(predict_batch({name: array[mine] for name, array in batch.items()}))
+    mine = slice(team.row_rank, None, team.num_row_ranks) if team.row_rank < num_rows else slice(0, 1)
+    parts = team.gather(predict_batch({name: array[mine] for name, array in batch.items()}))[:: team.size // team.num_row_ranks]
     whole = np.empty((num_rows, *parts[0].shape[1:]), parts[0].dtype)
     for rank, part in enumerate(parts[:num_rows]):
-        whole[rank :: team.size] = part
+        whole[rank :: team.num_row_ranks] = part
     return whole

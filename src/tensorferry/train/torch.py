@@ -1,8 +1,9 @@
 """The trainer of PyTorch recipes."""
 
+import copy
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,15 @@ class TorchTrainer(Trainer):
         self._sharded = False
         self._collected: dict[str, Any] = {}
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         self._team = team
         if team.size > 1:
             from tensorferry.scaling.torch import is_sharded, spread
 
-            self._called = spread(self.model, find_parallel(parallel, team.size), self._device)
+            self._called = spread(self.model, find_parallel(parallel, team.size), self._device, sync_norm=sync_norm)
             self._sharded = is_sharded(self.model)
             if self._sharded and self.precision.name == "fp16":
-                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with --parallel fsdp")
+                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp or tensor")
         self._optimizer = self._recipe.make_optimizer(self.model)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._large = None if self._terms.budget is None else large_model(self._called, self._terms.budget)
@@ -97,13 +98,20 @@ class TorchTrainer(Trainer):
         if self._sharded:
             from tensorferry.scaling.torch import collect_optimizer, collect_weights
 
-            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer)}
+            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
 
     def save(self, folder: Path) -> None:
+        _write(folder, *self._take_state())
+
+    def snapshot(self) -> Callable[[Path], None]:
+        state = copy.deepcopy(_bring_to_cpu(self._take_state()))  # tensors that share memory do so in the copy
+        return lambda folder: _write(folder, *state)
+
+    def _take_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         whole, self._collected = self._collected, {}
-        torch.save(whole["model"] if self._sharded else self.model.state_dict(), folder / _WEIGHTS)
+        weights = whole["model"] if self._sharded else self.model.state_dict()
         optimizer = whole["optimizer"] if self._sharded else self._optimizer.state_dict()
-        torch.save({"optimizer": optimizer, "scale": self.precision.state_dict()}, folder / _OPTIMIZER)
+        return weights, {"optimizer": optimizer, "scale": self.precision.state_dict()}
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
@@ -127,7 +135,7 @@ class TorchTrainer(Trainer):
         if self._sharded:
             from tensorferry.scaling.torch import distribute_optimizer
 
-            distribute_optimizer(self._optimizer, state)
+            distribute_optimizer(self._optimizer, self.model, state)
         else:
             self._optimizer.load_state_dict(state)
 
@@ -160,10 +168,25 @@ class TorchTrainer(Trainer):
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
     def _seed(self, number: int) -> None:
-        seed = step_seed(self._terms.seed, number, self._team.rank)
+        seed = step_seed(self._terms.seed, number, self._team.row_rank)
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
+
+
+def _write(folder: Path, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
+    torch.save(weights, folder / _WEIGHTS)
+    torch.save(optimizer, folder / _OPTIMIZER)
+
+
+def _bring_to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        brought = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
+        brought.update({name: _bring_to_cpu(each) for name, each in value.items()})
+        return brought
+    return type(value)(map(_bring_to_cpu, value)) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:

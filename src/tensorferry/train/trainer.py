@@ -1,7 +1,7 @@
 """What the loop asks of a framework: one step, a prediction, and its state in a folder. One trainer a framework."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class Trainer(ABC):
     backend: str | None = None  # that Keras runs on; None: this is not Keras
 
     @abstractmethod
-    def prepare(self, team: Team = ALONE, parallel: str = "data") -> None:
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         """Make what steps need beside the model; the ranks of a team do this together."""
 
     @abstractmethod
@@ -61,6 +61,10 @@ class Trainer(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Put weights, optimizer and loss scale into a folder."""
+
+    @abstractmethod
+    def snapshot(self) -> Callable[[Path], None]:
+        """What puts weights, optimizer and loss scale as they are now into a folder, from a copy, on any thread."""
 
     @abstractmethod
     def load(self, folder: Path, *, weights_only: bool = False) -> None:

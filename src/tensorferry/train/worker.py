@@ -17,6 +17,7 @@ from tensorferry.train.folder import Run, is_begun
 from tensorferry.train.progress import make_progress
 from tensorferry.train.start import Ranks, TrainRequest, begin, begin_or_resume, follow, resume
 from tensorferry.train.status_server import post_progress
+from tensorferry.train.trained import find_source
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Order:
     folder: Path | None = None  # of the run to resume
     recipe: str | None = None  # that it has to be of
     parallel: str = "data"
+    sync_norm: bool = False  # batch norm over the rows of all ranks
     as_json: bool = False
     goes_on: bool = False  # with the run that is in the request's folder, if there is one
 
@@ -43,6 +45,7 @@ class Outcome:
 def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     """Start the processes of this node and return the exit code of the run."""
     check_order(order, cluster)
+    _check_split(order, cluster)
     with TemporaryDirectory(prefix="ferry-") as folder:
         verdict = Path(folder, "verdict.json")
         try:
@@ -60,12 +63,12 @@ def train_as_rank(world: World, order: Order) -> int:
     """The same as one process that somebody else has started, as torchrun does."""
     from tensorferry.scaling.torch import join
 
-    team = join(world)
+    team = join(world, find_parallel(order.parallel, world.size))
     try:
         # another rank may have left it, on another node
         if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
             raise _Settled(outcome)
-        ranks = Ranks(team, order.parallel)
+        ranks = Ranks(team, order.parallel, order.sync_norm)
         if not team.is_leader:
             return follow(ranks)
         progress = post_progress(make_progress(order.as_json))
@@ -121,7 +124,7 @@ def _read(verdict: Path | None) -> Outcome | None:
 
 def check_order(order: Order, cluster: Cluster) -> None:
     """Refuse what every process would refuse, once and before they start."""
-    find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
+    ways = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
     if order.request is not None:
         request = order.request
         recipe = make_recipe(request.recipe, request.settings, request.start)
@@ -133,6 +136,29 @@ def check_order(order: Order, cluster: Cluster) -> None:
         reference, batch = config.recipe, config.settings["batch"]
     if not isinstance(recipe, TorchRecipe):
         raise BadOption(f"{reference!r} is a Keras recipe, which trains in one process; leave out --workers and --nodes")
-    num_ranks = cluster.num_workers * cluster.max_nodes
-    if batch < num_ranks:
-        raise BadOption(f"a batch of {batch} has no row for each of {num_ranks} workers; start fewer, or use --set batch=N")
+    if batch < ways.num_row_ranks:
+        raise BadOption(
+            f"a batch of {batch} has no row for each of {ways.num_row_ranks} workers; start fewer, or use --set batch=N"
+        )
+
+
+def _check_split(order: Order, cluster: Cluster) -> None:
+    """Refuse a model whose layers cannot be split so; where it cannot be built without its weights, its ranks will."""
+    num_neighbours = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes).tensor
+    request = order.request
+    if num_neighbours == 1 or request is None:
+        return
+    recipe = make_recipe(request.recipe, request.settings, request.start)
+    if recipe.start != "scratch":
+        return
+    import torch
+
+    from tensorferry.scaling.tensor_parallel import check_layers
+
+    data = recipe.load_data(find_source(request.data))
+    try:
+        with torch.device("meta"):
+            model = recipe.build_model(data)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return
+    check_layers(model, num_neighbours)

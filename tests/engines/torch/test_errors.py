@@ -279,6 +279,19 @@ def test_a_full_disk_in_the_middle_of_a_step_is_an_error_and_the_model_lives_on(
     assert second == "still trains"
 
 
+def test_a_batched_tensor_that_somebody_keeps_does_not_keep_a_training_from_beginning(model: nn.Module) -> None:
+    kept: list[torch.Tensor] = []
+
+    def square(row: torch.Tensor) -> torch.Tensor:
+        kept.append(row)
+        return row * row
+
+    torch.func.vmap(square)(torch.ones(3, 4))
+    with ferry.large_model(model, budget="4GiB") as big:
+        model(images(0)[0]).sum().backward()
+    assert big.peak_nbytes > 0
+
+
 def test_gradients_by_torch_func_are_refused_with_what_to_do_and_work_again_outside(model: nn.Module) -> None:
     x, _ = images(0)
 

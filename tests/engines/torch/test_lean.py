@@ -64,7 +64,27 @@ def test_a_larger_volume_is_reordered_by_onednn(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     y, x, weight, _, *how = _arguments((1, 16, 40, 40, 40), 16, 3, 1, False, torch.float32)
     assert isinstance(x, torch.Tensor)
-    assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == x.nbytes
+    assert isinstance(weight, torch.Tensor)
+    assert estimate_workspace(FORWARD, (x, weight, None, *how), y) == x.nbytes + weight.nbytes
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_a_gradient_that_is_spread_out_over_a_stride_is_made_three_times(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    y, x, weight, _, *how = _arguments((4, 32, 32, 32), 64, 3, 2, False, torch.float32)
+    assert isinstance(x, torch.Tensor)
+    assert estimate_workspace(BACKWARD, (y, x, weight, None, *how, [True, True, False]), None) == 2 * x.nbytes
+    assert isinstance(weight, torch.Tensor)
+    how[3] = True
+    narrow = torch.randn(4, 64, 16, 16)
+    assert estimate_workspace(FORWARD, (narrow, weight, None, *how), x) == 2 * x.nbytes
+
+
+def test_a_convolution_whose_weight_is_most_of_it_copies_the_weight() -> None:
+    y, x, weight, _, *how = _arguments((2, 256, 4, 4), 256, 3, 1, False, torch.float32)
+    assert isinstance(weight, torch.Tensor)
+    assert weight.nbytes <= estimate_workspace(FORWARD, (x, weight, None, *how), y) < 1.2 * weight.nbytes
+    assert weight.nbytes <= estimate_workspace(BACKWARD, (y, x, weight, None, *how, [True, True, False]), None)
 
 
 @pytest.mark.parametrize("isa", ["avx2", "AVX2_VNNI"])
@@ -74,9 +94,11 @@ def test_channels_are_filled_up_to_what_the_widest_allowed_register_holds(isa: s
     assert isinstance(x, torch.Tensor)
     filled_nbytes = x.nbytes // 2 * 8
     # an image's channels are read as they lie; its gradient is made in whole blocks, from whole blocks
+    assert isinstance(weight, torch.Tensor)
+    made_nbytes = filled_nbytes - x.nbytes + weight.nbytes
     assert estimate_workspace(FORWARD, (x, weight, None, *how), gradient) == filled_nbytes
     assert (
-        estimate_workspace(BACKWARD, (gradient, x, weight, None, *how, [True, True, False]), None) == 2 * filled_nbytes - x.nbytes
+        estimate_workspace(BACKWARD, (gradient, x, weight, None, *how, [True, True, False]), None) == filled_nbytes + made_nbytes
     )
     assert estimate_workspace(BACKWARD, (gradient, x, weight, None, *how, [False, True, False]), None) == filled_nbytes
 
@@ -93,12 +115,16 @@ MEASURE = """
     heap.return_at_once()
     SmallPages().turn(True)
     found = []
-    volumes = ((2, 2, 48, 48, 48), 2, 3), ((2, 16, 48, 48, 48), 3, 1)
-    images = ((4, 20, 96, 96), 20, 3), ((4, 3, 96, 96), 48, 7)
-    for shape, num_out, edge in (*volumes, *images):
+    volumes = ((2, 2, 48, 48, 48), 2, 3, 1, False), ((2, 16, 48, 48, 48), 3, 1, 1, False)
+    images = ((4, 20, 96, 96), 20, 3, 1, False), ((4, 3, 96, 96), 48, 7, 1, False)
+    strided = ((4, 32, 96, 96), 64, 3, 2, False), ((2, 64, 32, 32), 64, 4, 2, True), ((2, 16, 48, 48, 48), 16, 3, 2, False)
+    weighty = ((2, 512, 4, 4), 512, 3, 1, False), ((2, 512, 4, 4), 256, 4, 2, True)
+    sounds = ((2, 64, 16_000), 64, 8, 4, False),
+    for shape, num_out, edge, stride, transposed in (*volumes, *images, *strided, *weighty, *sounds):
         num_dims = len(shape) - 2
-        x, weight = torch.randn(shape), torch.randn(num_out, shape[1], *[edge] * num_dims)
-        how = ([1] * num_dims, [edge // 2] * num_dims, [1] * num_dims, False, [0] * num_dims, 1)
+        channels = (shape[1], num_out) if transposed else (num_out, shape[1])
+        x, weight = torch.randn(shape), torch.randn(*channels, *[edge] * num_dims)
+        how = ([stride] * num_dims, [edge // 2] * num_dims, [1] * num_dims, transposed, [0] * num_dims, 1)
         gradient = torch.randn_like(aten.convolution.default(x, weight, None, *how))
         forward = (aten.convolution.default, (x, weight, None, *how))
         backward = (aten.convolution_backward.default, (gradient, x, weight, [num_out], *how, [True, True, True]))

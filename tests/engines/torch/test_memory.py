@@ -129,6 +129,54 @@ def test_the_engine_itself_takes_less_than_20_mib_and_counts_it(small: dict[str,
     assert small["process_peak"] == small["highest"]
 
 
+def test_what_a_library_loads_for_its_first_kernel_is_there_before_a_step_begins() -> None:
+    found = run_program(
+        """
+        import json
+        import torch
+        import tensorferry as ferry
+
+        torch.set_num_threads(2)
+        model, x = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3), torch.nn.Conv2d(16, 16, 3)), torch.ones(2, 16, 16, 16)
+        state = torch.get_rng_state()
+        with ferry.large_model(model, budget="64MiB") as big:
+            model(x).sum().backward()
+            ops = big._step.recorder.ops
+        print(json.dumps({"names": [op.name for op in ops], "workspaces": [op.workspace_nbytes for op in ops],
+                          "same": torch.equal(state, torch.get_rng_state())}))
+        """
+    )
+    assert found["same"]
+    assert "convolution" in found["names"][0]
+    assert max(found["workspaces"]) < 4 * 2**20
+
+
+def test_a_step_that_comes_after_a_first_one_of_another_kind_is_stopped_before_it_takes_the_margin() -> None:
+    found = run_program(
+        """
+        import json
+        import torch
+        import tensorferry as ferry
+        from tensorferry.errors import BudgetTooSmall
+
+        parts = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(512, 512)])
+        x, y = torch.ones(8, 64), torch.ones(512, 512)
+        refused = ""
+        with ferry.large_model(parts, budget="64MiB") as big:
+            parts[0](x).sum().backward()
+            try:
+                made = parts[1](y)
+                num_copies = (64 * 2**20 - big._device.resident_nbytes()) // made.nbytes - 3
+                torch.cat([made] * num_copies).sum().backward()
+            except BudgetTooSmall as error:
+                refused = str(error)
+        print(json.dumps({"refused": refused, "peak": big.peak_nbytes}))
+        """
+    )
+    assert "stopped at 'aten::cat'" in found["refused"]
+    assert found["peak"] < 58 * 2**20
+
+
 def test_a_forecast_loads_no_compiler_and_is_the_same_with_one(small: dict[str, Any]) -> None:
     assert not small["is_loaded"]
     assert small["same"]

@@ -42,3 +42,12 @@ def test_the_colour_of_every_class_stands_in_the_legend() -> None:
     assert shown <= seven
     assert not shown <= two
     assert sheets[1].shape[0] > sheets[0].shape[0]  # a second line
+
+
+def test_without_the_truth_two_panels_are_shown() -> None:
+    from PIL import Image
+
+    volume, found = np.ones((8, 8, 8, 1), np.float32), np.ones((8, 8, 8), np.uint8)
+    sheet = Image.open(io.BytesIO(draw_slice(volume, None, found, 4, ("background", "grey", "white"))))
+    whole = Image.open(io.BytesIO(draw_slice(volume, found, found, 4, ("background", "grey", "white"))))
+    assert (sheet.width * 3, sheet.height) == (whole.width * 2, whole.height)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.http
 from models import save_scale
-from pipeline_files import write_pipeline
+from pipeline_files import RunningPipeline, write_pipeline
 from running import RunningServer
 from tritonclient.utils import InferenceServerException
 
@@ -28,20 +28,10 @@ X = np.arange(8, dtype=np.float32).reshape(2, 4)
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RunningPipeline"]:
-    running = RunningPipeline(write_pipeline(tmp_path_factory.mktemp("pipeline")), "--log-json")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPipeline]:
+    running = RunningPipeline(write_pipeline(tmp_path_factory.mktemp("pipeline")))
     yield running
     running.stop()
-
-
-class RunningPipeline(RunningServer):
-    """`ferry serve pipeline.yaml`, whose lines begin with the name of a service."""
-
-    def wait_for(self, text: str, seconds: float = 60) -> dict[str, str]:
-        while True:
-            line = super().wait_for(text, seconds)
-            if "[front]" in line["message"]:
-                return line | {"message": line["message"].partition('"message":')[2].partition('"')[2].partition('"')[0]}
 
 
 def _ask(address: str, x: np.ndarray) -> np.ndarray:
@@ -70,7 +60,7 @@ def test_many_clients_at_once_get_their_own_answers(pipeline: RunningPipeline) -
 
 
 def test_a_service_that_ends_ends_the_pipeline_with_one_line(tmp_path: Path) -> None:
-    running = RunningPipeline(write_pipeline(tmp_path), "--log-json")
+    running = RunningPipeline(write_pipeline(tmp_path))
     try:
         running.wait_for("ready: ")
         children = Path(f"/proc/{running.process.pid}/task/{running.process.pid}/children").read_text().split()

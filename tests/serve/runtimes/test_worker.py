@@ -53,7 +53,7 @@ def save_keras(folder: Path) -> None:
 def post(server: RunningServer, path: str, value: object) -> tuple[int, dict]:
     request = urllib.request.Request(f"http://{server.http}{path}", json.dumps(value).encode())
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=200) as answer:
             return answer.status, json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         with error:
@@ -92,7 +92,7 @@ def test_a_framework_serves_from_a_process_that_comes_and_goes_with_its_model(
     np.testing.assert_array_equal(np.reshape(answer["outputs"][0]["data"], (3, 2)), np.square(X))
     (worker,) = workers_of(server)
     os.kill(worker, signal.SIGKILL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while infer(server)[0] != 200:  # one request may have been with the worker when it died
         assert time.monotonic() < end
     assert workers_of(server) not in ([], [worker])

@@ -1,7 +1,7 @@
 """Custom resources against the definitions that a cluster has of them (`kubectl get crds -o yaml`), strictly.
 
 A definition's schema is OpenAPI's with words of Kubernetes; a JSON schema is made of it, in which a field that is not named is
-a mistake. Rules in CEL are not run.
+a mistake. `resource_rules` runs the rules that it has beside.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_definitions(folder: Path, kinds: set[str]) -> dict[tuple[str, str], Schema]:
-    """The strict schemas of these kinds, by apiVersion and kind; raises BadOption."""
+    """The schemas of these kinds as their makers wrote them, by apiVersion and kind; raises BadOption."""
     if not folder.is_dir():
         raise BadOption(f"no folder {str(folder)!r} with definitions of custom resources (kubectl get crds -o yaml)")
     found: dict[tuple[str, str], Schema] = {}
@@ -38,10 +38,12 @@ def read_definitions(folder: Path, kinds: set[str]) -> dict[tuple[str, str], Sch
 
 
 def check_resource(manifest: Manifest, schema: Schema) -> list[Finding]:
-    """Where a manifest is not as its schema says."""
+    """Where a manifest is not as its schema says, strictly."""
     from jsonschema import Draft202012Validator
 
-    errors = sorted(Draft202012Validator(schema).iter_errors(manifest.body), key=lambda error: list(map(str, error.path)))
+    errors = sorted(
+        Draft202012Validator(make_strict(schema)).iter_errors(manifest.body), key=lambda error: list(map(str, error.path))
+    )
     paths = [(".".join(map(str, error.path)), error.message) for error in errors]
     return [Finding(manifest.where, f"{path}: {message[:200]}" if path else message[:200]) for path, message in paths]
 
@@ -53,7 +55,7 @@ def _list_versions(body: Any) -> Iterator[tuple[tuple[str, str], Schema]]:
     for version in list_of(body, "spec", "versions"):
         schema = dig(version, "schema", "openAPIV3Schema")
         if version.get("served") and isinstance(schema, dict):
-            yield (f"{group}/{version.get('name')}", str(kind)), make_strict(schema)
+            yield (f"{group}/{version.get('name')}", str(kind)), schema
 
 
 def make_strict(schema: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tensorferry.deploy.check.finding import Finding
 from tensorferry.deploy.check.manifests import Manifest
+from tensorferry.deploy.check.resource_rules import PACKAGE, check_rules, has_rules
 from tensorferry.deploy.check.resource_schemas import check_resource, read_definitions
 from tensorferry.errors import BadOption
 
@@ -36,7 +37,9 @@ def check_schemas(manifests: list[Manifest], kubernetes: str, definitions: Path 
         except kubernetes_validate.SchemaNotFoundError:
             api = str(manifest.body["apiVersion"])
             if (api, manifest.kind) in schemas:
-                findings += check_resource(manifest, schemas[api, manifest.kind])
+                broken, missed = _check_custom(manifest, schemas[api, manifest.kind])
+                findings += broken
+                unknown += missed
             elif is_core(api):
                 findings.append(Finding(manifest.where, f"Kubernetes {version} knows no {manifest.kind} of {api}"))
             else:
@@ -45,7 +48,18 @@ def check_schemas(manifests: list[Manifest], kubernetes: str, definitions: Path 
                 )
         except kubernetes_validate.utils.VersionNotSupportedError:
             raise BadOption(f"no schemas of Kubernetes {version} are installed") from None
-    return findings, unknown
+    return findings, list(dict.fromkeys(unknown))
+
+
+def _check_custom(manifest: Manifest, schema: dict[str, Any]) -> tuple[list[Finding], list[str]]:
+    """A custom resource against its definition; rules are only asked about what fits the schema, as the API server does."""
+    findings = check_resource(manifest, schema)
+    if findings or not has_rules(schema):
+        return findings, []
+    try:
+        return check_rules(manifest, schema)
+    except ModuleNotFoundError:
+        return [], [f"rules in CEL of definitions, as nothing that runs them is installed (pip install {PACKAGE})"]
 
 
 def newest_version() -> str:

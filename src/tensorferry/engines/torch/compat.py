@@ -5,6 +5,7 @@ stands in `IN_PLACE` is used wherever it is needed, most of it for every op, whe
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ __all__ = [
     "disable_current_modes",
     "hook_tables",
     "make_without_memory",
+    "saved_buffers",
     "select_conv_backend",
     "takes_gradients_early",
     "tensor_tables",
@@ -93,6 +95,7 @@ _IN_FUNCTIONS: dict[str, object] = {
     "_make_wrapper_subclass": torch.Tensor,  # a tensor without memory
     "_buffers": torch.nn.Module,  # by name, to put fake ones there
     "_compiled_call_impl": torch.nn.Module,  # what `module.compile()` leaves
+    "_non_persistent_buffers_set": torch.nn.Module,  # names of buffers that its state leaves out
     "_new_with_weak_ptr": torch.UntypedStorage,  # a storage from a weak reference to it
     "_optimizer_step_pre_hooks": torch.optim.Optimizer,  # one of those that OPTIMIZER_HOOKS is the beginning of
     "_parameters": torch.nn.Module,  # by name, to put fake ones there
@@ -112,6 +115,13 @@ make_without_memory: Any = torch.Tensor._make_wrapper_subclass  # a tensor that 
 def tensor_tables(module: torch.nn.Module) -> list[dict[str, Any]]:
     """A module's own parameters and buffers, by name; what is put there is what it computes with."""
     return [module._parameters, module._buffers]
+
+
+def saved_buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """A module's own buffers that its state has, by name."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield name, buffer
 
 
 def hook_tables(module: torch.nn.Module) -> list[dict[int, Any]]:

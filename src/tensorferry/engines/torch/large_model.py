@@ -39,6 +39,7 @@ from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, Recor
 from tensorferry.engines.torch.state import OptimizerStates, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
+from tensorferry.engines.torch.wake import wake_kernels
 from tensorferry.engines.torch.weight_files import place, write_weights
 from tensorferry.engines.torch.weights import WeightWindow, read_weights_option
 from tensorferry.errors import BadModel, BadOption, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
@@ -154,6 +155,7 @@ class LargeTraining:
         self._highest_nbytes = 0
         self._included_nbytes = 0
         self._named_nbytes: int | None = None  # a budget that would do, as far as is known
+        self._asked_nbytes = 0  # the most that was held before an op that was recorded, with what it was expected to take
         self._entered = False
         self._failed = True  # until the block has ended without an error
         self._error: BaseException | None = None
@@ -329,6 +331,8 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        if expected is not None and isinstance(self._device, CpuDevice):
+            wake_kernels(expected.trace.ops)
         self._device.trim()  # what was freed, by following the step too, is no part of it
         if expected is None:
             if self._weights is True and self._window is None:
@@ -543,15 +547,19 @@ class LargeTraining:
             if is_below:
                 raise part_too_small(trace, self.budget_nbytes, replace(floor, nbytes=self._name(floor.nbytes + cold_nbytes)))
             return
-        named_nbytes = self._name(floor.nbytes + (_most_to_come_nbytes(trace, floor.nbytes) if is_cold else 0))
+        # a first step at the budget that is named is checked op by op, with the same estimates as this one
+        named_nbytes = self._name(
+            floor.nbytes + _most_to_come_nbytes(trace, floor.nbytes) if is_cold else max(floor.nbytes, self._asked_nbytes)
+        )
         self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
         if is_below:
             raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=named_nbytes))
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        # once a step has ended the margin is given up rather than a training that has begun
-        room_nbytes = (self.budget_nbytes if self._num_steps else self._limit_nbytes) - held_nbytes
+        # once steps follow a plan the margin is given up rather than a training that has begun
+        limit_nbytes = self.budget_nbytes if self._num_plans else self._limit_nbytes
+        room_nbytes = limit_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
@@ -559,6 +567,7 @@ class LargeTraining:
             self._window.narrow(demand_nbytes - room_nbytes)
             self._device.trim()
             room_nbytes += held_nbytes - self._device.resident_nbytes()
+        self._asked_nbytes = max(self._asked_nbytes, limit_nbytes - room_nbytes + demand_nbytes)
         if demand_nbytes > room_nbytes:
             held = self._step.recorder.held_by_kind() if isinstance(self._step, RecordingStep) else {}
             raise stopped(func.name(), self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)

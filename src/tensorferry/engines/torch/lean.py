@@ -7,7 +7,10 @@ layout (processors without AVX-512), at no cost.
 
 In the default layout oneDNN copies what it reads into a layout of its own, and what it makes out of it: blocks of as many
 channels as a vector register holds, the last one filled up, so a layer of 2 classes is copied as one of 8 or 16. Before AVX2 it
-has few kernels of that kind, and multiplies matrices instead.
+has few kernels of that kind, and multiplies matrices instead. The kernels that spread gradients out over a stride, for the input
+of a strided convolution or the output of a transposed one, have another layout, channels last, from which torch makes two
+tensors: one in that layout and one in the default one. Weights are copied as well, and their gradients made in a form of the
+kernel's own.
 
 oneDNN does not take every convolution: torch runs small ones itself, over a matrix of all that the kernel meets at each place,
 which for a volume can be far larger than what it is made from.
@@ -32,6 +35,7 @@ _WHOLE_BATCH_BACKENDS = ("Slow2d", "Slow3d")  # the others unfold one sample at 
 _LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MAX_ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 _MAX_PLAIN_CHANNELS = 3  # an image's, read as they lie: first layers have kernels of their own
+_MIN_SPREAD_CHANNELS = 8  # of a group, for the kernels that spread gradients out over a stride
 
 
 def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], between: Callable[[], object] | None = None) -> Any:
@@ -94,33 +98,64 @@ class _Copies:
         self._data = data
         self._weight = weight
         self._isa = find_isa()
+        stride, _, dilation, self._is_transposed, _, groups = how
         layout = _LAYOUTS.get(data.dim())
         # the layout of the one or of the other decides for both
         self._layout = layout if layout and (_is_last(data, layout) or _is_last(weight, layout)) else None
-        self._reads_plainly = data.shape[1] <= _MAX_PLAIN_CHANNELS and not how[3] and how[5] == 1
+        self._is_grouped = groups != 1
+        self._spreads_out = (
+            self._layout is None
+            and self._isa is not Isa.OLDER
+            and max(stride) > 1
+            and max(dilation) == 1
+            and (not self._is_grouped or data.shape[1] // groups >= _MIN_SPREAD_CHANNELS)
+        )
 
     def forward_nbytes(self, out: torch.Tensor) -> int:
         """Beyond the output."""
-        made_nbytes = self._written_nbytes(out)
-        return max(self._source_nbytes() + made_nbytes - out.nbytes, made_nbytes) + self._columns_nbytes()
+        kernel_nbytes = self._from_narrow_nbytes if self._is_transposed else self._from_wide_nbytes
+        return kernel_nbytes(self._data, out) + self._columns_nbytes()
 
     def backward_nbytes(self, gradient: torch.Tensor, needs_input: bool, needs_weight: bool, lean: bool) -> int:
         """Beyond the gradients that the kernels make; `lean`: the weight's first, or else the input's."""
         input_nbytes = self._data.nbytes if needs_input else 0
         peak_nbytes = 0
         if needs_weight:
-            copied_nbytes = self._source_nbytes() + self._read_nbytes(gradient)
-            if self._layout is torch.channels_last_3d and self._isa is not Isa.AVX512:  # it has no such kernel
-                copied_nbytes = self._data.nbytes + gradient.nbytes
-            peak_nbytes = copied_nbytes + (0 if lean else input_nbytes)
+            peak_nbytes = max(0, self._for_weight_nbytes(gradient) - (input_nbytes if lean else 0))
         if needs_input:
-            made_nbytes = self._written_nbytes(self._data)
-            peak_nbytes = max(peak_nbytes, made_nbytes + max(self._read_nbytes(gradient), input_nbytes))
-        return max(0, peak_nbytes - input_nbytes) + self._columns_nbytes()
+            kernel_nbytes = self._from_wide_nbytes if self._is_transposed else self._from_narrow_nbytes
+            peak_nbytes = max(peak_nbytes, kernel_nbytes(gradient, self._data))
+        return peak_nbytes + self._columns_nbytes()
 
-    def _source_nbytes(self) -> int:
-        """Of the input, for forward and for the weight's gradient."""
-        return 0 if self._layout is None and self._reads_plainly else self._read_nbytes(self._data)
+    def _from_wide_nbytes(self, read: torch.Tensor, made: torch.Tensor) -> int:
+        """Of the kernel that a plain convolution's forward is, which has an image as its source, beyond what it makes."""
+        made_nbytes = self._written_nbytes(made)
+        return max(self._source_nbytes(read) + self._weight.nbytes + made_nbytes - made.nbytes, made_nbytes)
+
+    def _from_narrow_nbytes(self, read: torch.Tensor, made: torch.Tensor) -> int:
+        """Of the kernel that goes the other way, beyond what it makes."""
+        if self._spreads_out:
+            return max(read.nbytes + self._weight.nbytes, 2 * made.nbytes)
+        made_nbytes = self._written_nbytes(made)
+        return max(self._read_nbytes(read) + self._weight.nbytes + made_nbytes - made.nbytes, made_nbytes)
+
+    def _for_weight_nbytes(self, gradient: torch.Tensor) -> int:
+        """Of the kernel that makes the weight's gradient, beyond that."""
+        wide, narrow = (gradient, self._data) if self._is_transposed else (self._data, gradient)
+        copied_nbytes = self._source_nbytes(wide, for_weight=True) + self._read_nbytes(narrow)
+        if self._layout is torch.channels_last_3d and self._isa is not Isa.AVX512:  # it has no such kernel
+            copied_nbytes = wide.nbytes + narrow.nbytes
+        # where the kernel's own form of it is one that torch can read, torch reads it before it reorders it
+        is_read = self._layout is not None or self._is_transposed or (wide.dim() == 5 and self._isa is not Isa.AVX512)
+        return max(copied_nbytes, self._weight.nbytes * (2 if is_read else 1))
+
+    def _source_nbytes(self, source: torch.Tensor, *, for_weight: bool = False) -> int:
+        """Of what takes an image's place; kernels before AVX-512 have no plain form for every one of those."""
+        most, fewest = _MAX_PLAIN_CHANNELS, 1
+        if self._isa is not Isa.AVX512:
+            most, fewest = (0, 1) if self._is_transposed else (most, 2 if for_weight else 1)
+        is_plain = self._layout is None and not self._is_grouped and fewest <= source.shape[1] <= most
+        return 0 if is_plain else self._read_nbytes(source)
 
     def _read_nbytes(self, tensor: torch.Tensor) -> int:
         if self._layout is None:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -35,8 +36,9 @@ def find_model_memory(model: torch.nn.Module) -> ModelMemory:
         kind = type(thing)  # isinstance would wake lazy proxies up
         if issubclass(kind, torch.Tensor):
             if thing.layout is torch.strided and thing.device.type == "cpu":
-                block = thing.untyped_storage()
-                blocks[block._cdata] = weakref.ref(block)
+                with suppress(NotImplementedError, RuntimeError):  # wrappers, such as what a user has kept of torch.func.vmap
+                    block = thing.untyped_storage()
+                    blocks[block._cdata] = weakref.ref(block)
         elif issubclass(kind, torch.optim.Optimizer) and _trains(thing, owned):
             optimizers.append(thing)
             trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from tensorferry.engines.torch.compat import saved_buffers, tensor_tables
 from tensorferry.engines.torch.device import block_bytes
 from tensorferry.errors import BadModel, BadUse
 from tensorferry.messages import did_you_mean
@@ -180,14 +181,12 @@ def _named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     """What a file of the model's weights has: parameters once each, and the buffers that are saved."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}".lstrip("."), buffer
+        yield from ((f"{prefix}.{name}".lstrip("."), buffer) for name, buffer in saved_buffers(module))
 
 
 def _held_tensors(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, dict[str, Any], str, torch.Tensor]]:
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        for table in tensor_tables(module):
             for name, tensor in list(table.items()):
                 if tensor is not None:
                     yield module, table, name, tensor

@@ -6,6 +6,7 @@ its right one, so neither may be held out from the other.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,11 @@ _FILE = "mni_icbm152_{}_tal_nlin_sym_09a_converted.nii.gz"
 _WHOLE = 255  # a voxel that is all of one kind
 
 
+def find_image(part: str = "t1") -> Path:
+    """Where the package has an image of the head."""
+    return find_package("nilearn", "the MNI152 head") / "datasets" / "data" / _FILE.format(part)
+
+
 @dataclass(frozen=True)
 class Mni152:
     """The averaged head."""
@@ -25,7 +31,6 @@ class Mni152:
 
     def read(self) -> Scan:
         """The T1 image and the shares of background, grey and white matter."""
-        folder = find_package("nilearn", "the MNI152 head") / "datasets" / "data"
-        (image, spacing), *maps = (read_voxels(folder / _FILE.format(part)) for part in ("t1", "gm", "wm"))
+        (image, spacing), *maps = (read_voxels(find_image(part)) for part in ("t1", "gm", "wm"))
         grey, white = (voxels / np.float32(_WHOLE) for voxels, _ in maps)
         return Scan(image.astype(np.float32)[..., None], spacing, [1 - grey - white, grey, white])

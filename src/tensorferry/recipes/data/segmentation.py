@@ -14,8 +14,7 @@ from tensorferry.recipes.data.volume_samples import UNKNOWN
 from tensorferry.recipes.recipe import Predict
 
 _PANEL_EDGE, _CAPTION_HEIGHT, _FONT_SIZE, _SWATCH_EDGE = 320, 28, 18, 14  # pixels
-_LEGEND_COLUMNS = 6
-_CAPTIONS = ("scan", "truth", "prediction")
+_LEGEND_WIDTH = 160  # pixels, of one class
 _COLOURS = np.array(
     [(0, 0, 0), (86, 156, 214), (230, 230, 230), (220, 120, 60), (120, 200, 120), (200, 90, 160), (240, 210, 80)], np.uint8
 )
@@ -49,37 +48,47 @@ def compute_dice(found: NDArray[np.intp], truth: NDArray[np.int32], num_classes:
 
 
 def draw_slice(
-    volume: NDArray[np.float32], truth: NDArray[np.int32], found: NDArray[np.intp], place: int, labels: Sequence[str]
+    volume: NDArray[np.float32],
+    truth: NDArray[np.integer] | None,
+    found: NDArray[np.integer],
+    place: int,
+    labels: Sequence[str],
 ) -> bytes:
     """A PNG of one slice across the front axis, with captions: scan, truth and what was found; seen from behind, head up.
 
-    Below stand the colours of the classes with their `labels`.
+    Below stand the colours of the classes with their `labels`. Where nobody knows the truth, it is left out.
     """
     scan = volume[:, place, :, 0]
     shown = scan != 0
     low, high = np.percentile(scan[shown], (1, 99.5)) if shown.any() else (0.0, 1.0)
     grey = np.where(shown, np.clip((scan - low) / max(high - low, 1e-6) * 255, 0, 255), 0).astype(np.uint8)
-    panels = [np.repeat(grey[..., None], 3, axis=-1), *(_colour(classes[:, place, :]) for classes in (truth, found))]
+    shown_classes = {"truth": truth, "prediction": found}
+    panels = {"scan": np.repeat(grey[..., None], 3, axis=-1)} | {
+        caption: _colour(classes[:, place, :]) for caption, classes in shown_classes.items() if classes is not None
+    }
     image = load_extra("PIL.Image", "drawing a slice")
-    upright = [image.fromarray(np.ascontiguousarray(panel.transpose(1, 0, 2)[::-1])) for panel in panels]
-    legend_height = _CAPTION_HEIGHT * math.ceil(len(labels) / _LEGEND_COLUMNS)
-    sheet = image.new("RGB", (_PANEL_EDGE * len(upright), _CAPTION_HEIGHT + _PANEL_EDGE + legend_height))
+    upright = {
+        caption: image.fromarray(np.ascontiguousarray(panel.transpose(1, 0, 2)[::-1])) for caption, panel in panels.items()
+    }
+    width = _PANEL_EDGE * len(upright)
+    legend_height = _CAPTION_HEIGHT * math.ceil(len(labels) / (width // _LEGEND_WIDTH))
+    sheet = image.new("RGB", (width, _CAPTION_HEIGHT + _PANEL_EDGE + legend_height))
     pen = load_extra("PIL.ImageDraw", "drawing a slice").Draw(sheet)
-    for column, (panel, caption) in enumerate(zip(upright, _CAPTIONS, strict=True)):
+    for column, (caption, panel) in enumerate(upright.items()):
         left = column * _PANEL_EDGE
         sheet.paste(panel.resize((_PANEL_EDGE, _PANEL_EDGE), image.Resampling.NEAREST), (left, _CAPTION_HEIGHT))
         middle = (left + _PANEL_EDGE // 2, _CAPTION_HEIGHT // 2)
         pen.text(middle, caption, fill="white", anchor="mm", font_size=_FONT_SIZE)
-    _draw_legend(pen, labels, sheet.width // _LEGEND_COLUMNS, top=_CAPTION_HEIGHT + _PANEL_EDGE)
+    _draw_legend(pen, labels, width // _LEGEND_WIDTH, top=_CAPTION_HEIGHT + _PANEL_EDGE)
     buffer = io.BytesIO()
     sheet.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-def _draw_legend(pen: Any, labels: Sequence[str], width: int, top: int) -> None:
+def _draw_legend(pen: Any, labels: Sequence[str], num_columns: int, top: int) -> None:
     for number, label in enumerate(labels):
-        row, column = divmod(number, _LEGEND_COLUMNS)
-        left, middle = column * width + _SWATCH_EDGE, top + row * _CAPTION_HEIGHT + _CAPTION_HEIGHT // 2
+        row, column = divmod(number, num_columns)
+        left, middle = column * _LEGEND_WIDTH + _SWATCH_EDGE, top + row * _CAPTION_HEIGHT + _CAPTION_HEIGHT // 2
         box = (left, middle - _SWATCH_EDGE // 2, left + _SWATCH_EDGE, middle + _SWATCH_EDGE // 2)
         pen.rectangle(box, fill=tuple(_colour(np.array(number)).tolist()), outline="white")
         pen.text((left + 2 * _SWATCH_EDGE, middle), label, fill="white", anchor="lm", font_size=_FONT_SIZE)

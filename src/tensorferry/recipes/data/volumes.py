@@ -134,18 +134,31 @@ def load_cube(case: Case, edge: int) -> Cube:
     A voxel's class is the one that has the largest share of it.
     """
     scan = case.read()
-    box = _content(scan.image)
-    shape = scan.image[box].shape
-    voxel = max(num * step for num, step in zip(shape, scan.spacing, strict=False)) / edge
-    resize = _Resize(scan.spacing, voxel, edge)
-    image = np.stack([resize(scan.image[box][..., channel]) for channel in range(scan.image.shape[-1])], axis=-1)
+    box, resize = _fit(scan.image, scan.spacing, edge)
     best = np.zeros((edge,) * 3, np.float32)
     classes = np.zeros((edge,) * 3, np.int32)
     for number, share in enumerate(scan.shares):
         resized = resize(share[box])
         classes[resized > best] = number
         np.maximum(best, resized, out=best)
-    return Cube(_normalise(image), classes)
+    return Cube(_resize_channels(scan.image, box, resize), classes)
+
+
+def fit_cube(image: Array, spacing: tuple[float, float, float], edge: int) -> tuple[NDArray[np.float32], float]:
+    """The image of the cube that `load_cube` makes of a case, and the millimetres that its voxels are long."""
+    box, resize = _fit(image, spacing, edge)
+    return _resize_channels(image, box, resize), resize.voxel
+
+
+def _fit(image: Array, spacing: tuple[float, float, float], edge: int) -> "tuple[tuple[slice, slice, slice], _Resize]":
+    """The part of an image that shows something, and what brings it to a cube."""
+    box = _content(image)
+    voxel = max(num * step for num, step in zip(image[box].shape, spacing, strict=False)) / edge
+    return box, _Resize(spacing, voxel, edge)
+
+
+def _resize_channels(image: Array, box: tuple[slice, slice, slice], resize: "_Resize") -> NDArray[np.float32]:
+    return _normalise(np.stack([resize(image[box][..., channel]) for channel in range(image.shape[-1])], axis=-1))
 
 
 @dataclass(frozen=True)

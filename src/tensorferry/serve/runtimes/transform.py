@@ -1,4 +1,4 @@
-"""The steps around a model: a client's image or text into the model's inputs, and the model's scores into a label.
+"""The steps around a model: a client's image, text or scan into the model's inputs, and its scores into what they mean.
 
 What a step does is data (`transform.json`), written by `ferry optimize` from what the model was trained with; no code is loaded.
 """
@@ -15,10 +15,10 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.tensors import DATATYPES, Array
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature
+from tensorferry.serve.runtimes.volumes import Step, make_segmentation, make_volume
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _MAX_PIXELS = 2**26  # of one image; a few bytes can claim to hold far more
-Step = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 def load(options: LoadOptions) -> "TransformRuntime":
@@ -144,4 +144,6 @@ _KINDS: dict[str, Callable[[dict[str, Any]], tuple[Signature, Step]]] = {
     "image": _make_image,
     "text": _make_text,
     "labels": _make_labels,
+    "volume": make_volume,
+    "segmentation": make_segmentation,
 }
