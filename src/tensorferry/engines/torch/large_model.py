@@ -390,7 +390,7 @@ class LargeTraining:
         held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
         held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in parameters)
         self._streaming = session.StreamSession(
-            self._device, self._store, self._states, self._limit_nbytes, held_nbytes, self._watchdog_seconds
+            self._device, self._store, self._states, self._limit_nbytes, self.budget_nbytes, held_nbytes, self._watchdog_seconds
         )
         if self._stream == "auto":
             self._streaming.warn(exact_nbytes, self.budget_nbytes)
@@ -444,7 +444,7 @@ class LargeTraining:
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
             if self._streaming is not None:
-                self._device.return_freed(at_once=False)
+                self._device.return_freed(at_once=True)
                 self._store.begin_step(persistent_blocks(self._model))
                 self._step = self._streaming.begin_step()
                 return
