@@ -8,10 +8,12 @@ Weak scaling: two processes with a thread and a batch each, gradients averaged b
 batch; in turns. "Two that do not talk" are the same two processes without DDP: what the machine itself takes for running two.
 Shards: the resident memory that weights and AdamW's state hold in a process between two steps, once the C library has returned
 what is free: in plain training, and in each of two processes with FSDP2. Kills: a run of two processes, one of which is sent
-SIGKILL at a random moment; recovered when the run ends by itself with the losses of an undisturbed one, bit for bit.
+SIGKILL at a random moment; recovered when the run ends by itself with the losses of an undisturbed one, bit for bit. Saves: the
+seconds that training loses to one checkpoint, written before it goes on and while it does; steps with a save less steps without.
 """
 
 import argparse
+import copy
 import ctypes
 import gc
 import json
@@ -25,6 +27,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Timer
@@ -39,8 +42,8 @@ from tensorferry.scaling.launch import launch
 from tensorferry.scaling.world import Cluster, find_world
 from tensorferry.units import format_bytes
 
-PARTS = ("scaling", "shards", "kills")
-TARGET_EFFICIENCY, TARGET_SHARE = 0.92, 0.55
+PARTS = ("scaling", "shards", "kills", "saves")
+TARGET_EFFICIENCY, TARGET_SHARE, TARGET_LOST = 0.92, 0.55, 0.05
 _NUM_WARM, _NUM_STEPS = 2, 6
 _RECIPE, _NUM_RUN_STEPS, _EVERY = "bert-pretrain", 200, 20
 _IN_THE_PIPE_SECONDS = 0.3  # what was told before the kill may be read after it
@@ -73,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", default="resnet50,bert", help="comma separated")
     parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
     parser.add_argument("--kills", type=int, default=20, help="how many runs to disturb")
+    parser.add_argument("--parallel", default="data", help="how runs that are disturbed are split: data, fsdp or tensor=2")
     parser.add_argument("--seed", type=int, default=7, help="of the moments")
     options = parse_options(parser, __file__, argv)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -186,26 +190,38 @@ def measure_kills(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = Path(folder, "undisturbed")
         begin = perf_counter()
-        assert train_in_two(undisturbed, None) is None, "nobody was to be killed"
+        assert train_in_two(undisturbed, None, options.parallel) is None, "nobody was to be killed"
         seconds, expected = perf_counter() - begin, _losses(undisturbed)
         while len(kills) < options.kills:
             run = Path(folder, str(len(kills)))
-            kill = train_in_two(run, moments.uniform(0, seconds))
+            kill = train_in_two(run, moments.uniform(0, seconds), options.parallel)
             if kill is not None:
                 kills.append(Kill(*kill, _losses(run) == expected))
             shutil.rmtree(run)  # also where it was over before the moment came: that one does not count
     num_equal = sum(kill.is_equal for kill in kills)
     back = median(kill.seconds_to_next for kill in kills)
     columns = ["recipe", "killed", "recovered and equal", "until the next step, median"]
-    row = [f"{_RECIPE}, {_NUM_RUN_STEPS} steps", f"{len(kills)}", f"{num_equal} of {len(kills)}", f"{back:.1f} s"]
+    row = [
+        f"{_RECIPE}, {_NUM_RUN_STEPS} steps, {options.parallel}",
+        f"{len(kills)}",
+        f"{num_equal} of {len(kills)}",
+        f"{back:.1f} s",
+    ]
     return FigureTable("one of two processes killed at a random moment", columns, [row]), _raw(kills), num_equal == len(kills)
 
 
-def train_in_two(run: Path, moment: float | None) -> tuple[float, int, float] | None:
+def train_in_two(run: Path, moment: float | None, parallel: str) -> tuple[float, int, float] | None:
     """Train; `moment` seconds after the start one of two processes is killed: when, after which step, seconds to the next."""
     settings = [f"steps={_NUM_RUN_STEPS}", "batch=4"]
     command = [sys.executable, "-m", "tensorferry.cli", "train", _RECIPE, "--workers", "2", "--seed", "1", "--every", str(_EVERY)]
-    command += ["--json", "--out", str(run), *(word for setting in settings for word in ("--set", setting))]
+    command += [
+        "--parallel",
+        parallel,
+        "--json",
+        "--out",
+        str(run),
+        *(word for setting in settings for word in ("--set", setting)),
+    ]
     steps: list[tuple[float, int]] = []
     killed: list[float] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
@@ -237,6 +253,50 @@ def _kill_one(parent: "subprocess.Popen[str]") -> float:
     return 0.0
 
 
+def measure_saves(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+    """Steps without a save, with one that they wait for, and with one that is written while they go on; in turns."""
+    turns = [[_run(time_saves, 1, way) for way in ("none", "waits", "goes on")] for _ in range(options.turns)]
+    waits, goes_on = (median(turn[place] - turn[0] for turn in turns) for place in (1, 2))
+    row = ["BERT base, AdamW", f"{waits:.2f} s", f"{goes_on:.2f} s", f"{goes_on / waits:.2f}x"]
+    columns = ["model", "lost to a save that steps wait for", "to one written meanwhile", "share"]
+    return FigureTable("training time lost to a checkpoint", columns, [row]), {"turns": turns}, goes_on / waits <= TARGET_LOST
+
+
+def time_saves(way: str) -> float:
+    """Seconds of some steps that may begin with a checkpoint; what is still written when they end is not waited for."""
+    import torch
+
+    from tensorferry.recipes.models import bert
+    from tensorferry.train.checkpoints import RunState, save_checkpoint
+    from tensorferry.train.saver import Saver
+
+    torch.set_num_threads(1)
+    model, texts = bert.bert_base(), bert.make_batch(8, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        bert.compute_loss(model, *texts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def take_state() -> Any:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    for _ in range(_NUM_WARM):
+        step()
+    with tempfile.TemporaryDirectory() as folder, Saver() as saver:
+        begin = perf_counter()
+        state = copy.deepcopy(take_state()) if way == "goes on" else take_state()
+        write = partial(save_checkpoint, Path(folder), RunState(1), lambda part: torch.save(state, part / "state.pt"))
+        if way == "waits":
+            write()
+        elif way == "goes on":
+            saver.start(write)
+        for _ in range(_NUM_STEPS):
+            step()
+        return perf_counter() - begin
+
+
 def _losses(run: Path) -> list[float]:
     lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
     return [json.loads(line)["loss"] for line in lines]
@@ -246,7 +306,7 @@ def _raw(values: list[Any]) -> list[dict[str, Any]]:
     return [asdict(value) for value in values]
 
 
-_MEASURE = {"scaling": measure_scaling, "shards": measure_shards, "kills": measure_kills}
+_MEASURE = {"scaling": measure_scaling, "shards": measure_shards, "kills": measure_kills, "saves": measure_saves}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,12 @@ import re
 import sys
 from typing import Any
 
-_TRAINER = {"TrainJob", "TrainingRuntime", "ClusterTrainingRuntime"}
+_TRAINER = {
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime",
+    "JobSet": "JobsetV1alpha2JobSet",
+}
 _KSERVE = {"InferenceService": "V1beta1InferenceService", "ServingRuntime": "V1alpha1ServingRuntime"}
 
 
@@ -22,7 +27,7 @@ def _convert(body: dict[str, Any]) -> Any:
     if body["kind"] in _TRAINER:
         from kubeflow_trainer_api import models
 
-        return getattr(models, f"TrainerV1alpha1{body['kind']}").from_dict(body).to_dict()
+        return getattr(models, _TRAINER[body["kind"]]).from_dict(body).to_dict()
     from kserve import ApiClient
 
     return ApiClient().sanitize_for_serialization(_build(body, _KSERVE[body["kind"]]))

@@ -189,6 +189,41 @@ def test_a_bad_option_is_one_line(
     assert sorted(in_context.iterdir()) == before
 
 
+_BUILDER = """#!/bin/sh
+echo "$@" > built
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(("builder", "code"), [("buildah", 0), ("docker", 0), ("buildah", 3)])
+def test_an_image_is_built_by_what_is_there(
+    builder: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / builder).write_text(_BUILDER.format(code=code))
+    (tmp_path / "bin" / builder).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}")
+    found = main(["deploy", "image", "--to", "Containerfile", "--build", "registry.example.com/ml:1"])
+    assert Path("built").read_text().split()[-5:] == ["--tag", "registry.example.com/ml:1", "--file", "Containerfile", "."]
+    said = capsys.readouterr()
+    assert found == (1 if code else 0)
+    assert ("ended with code 3" in said.err) is bool(code)
+    assert Path("Containerfile").exists()
+
+
+def test_without_a_builder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["deploy", "image", "--to", "Containerfile", "--build", "ml:1"]) == 2
+    said = capsys.readouterr().err
+    assert "install buildah, podman, docker, or leave out --build" in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_from_outside_of_the_working_folder_are_refused(
     small_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

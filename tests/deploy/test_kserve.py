@@ -9,16 +9,18 @@ import yaml
 from rendering import beside_rules
 from started_pod import FREE_PORTS, StartedPod, fetch
 
+from tensorferry import __version__
 from tensorferry.cli import main
 from tensorferry.deploy.check import check
 from tensorferry.deploy.options import CheckOptions
 
+_NAMES = ("servingruntime", "inferenceservice")
 _WHERE = ["--storage", "s3://bucket/models", "--image", "registry.example.com/server:1"]
 
 
 def _write(models: Path, folder: Path, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
     assert main(["deploy", "kserve", str(models), "--to", str(folder), "--no-measure", *_WHERE, *options]) == 0
-    runtime, service = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("servingruntime", "inferenceservice"))
+    runtime, service = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in _NAMES)
     return runtime, service
 
 
@@ -34,6 +36,13 @@ def test_the_service_finds_its_runtime(small_models: Path, tmp_path: Path) -> No
     assert container["name"] == "kserve-container"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert (service["spec"]["predictor"]["minReplicas"], service["spec"]["predictor"]["maxReplicas"]) == (3, 12)
+
+
+def test_without_a_place_models_come_from_a_claim_of_the_services_name(small_models: Path, tmp_path: Path) -> None:
+    assert main(["deploy", "kserve", str(small_models), "--to", str(tmp_path / "reviews"), "--no-measure"]) == 0
+    runtime, service = (yaml.safe_load((tmp_path / "reviews" / f"{name}.yaml").read_text()) for name in _NAMES)
+    assert service["spec"]["predictor"]["model"]["storageUri"] == "pvc://reviews"
+    assert runtime["spec"]["containers"][0]["image"] == f"localhost/reviews:{__version__}"
 
 
 def test_the_runtime_serves_what_kserve_mounts(small_models: Path, tmp_path: Path) -> None:

@@ -40,14 +40,19 @@ def _read(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "options", [["--nodes", "4", "--gpus", "8", "--set", "batch=64", "--queue", "team"], ["--cluster-runtime", "--workers", "2"]]
+    "options",
+    [
+        ["--nodes", "4", "--gpus", "8", "--queue", "team"],
+        ["--cluster-runtime", "--workers", "2"],
+        ["--kind", "jobset", "--nodes", "2"],
+    ],
 )
 def test_a_training_survives_kubeflows_models(options: list[str], tmp_path: Path) -> None:
     assert main(["deploy", "train", "gpt", "--to", str(tmp_path / "job"), *options]) == 0
-    bodies = _read(tmp_path / "job", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime")
-    assert len(bodies) == 2
+    bodies = _read(tmp_path / "job", "TrainJob", "TrainingRuntime", "ClusterTrainingRuntime", "JobSet")
+    assert bodies
     assert _round_trip(bodies) == bodies
-    bodies[0]["spec"]["numNode"] = 2  # what they do not know does not come back
+    bodies[0]["spec"]["colour"] = 2  # what they do not know does not come back
     assert _round_trip(bodies) != bodies
 
 

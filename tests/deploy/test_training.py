@@ -120,30 +120,14 @@ def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_a_kubeflow_model_keeps_every_field(kind: str, tmp_path: Path) -> None:
-    models = pytest.importorskip("kubeflow_trainer_api.models")
-    names = {
-        "TrainJob": "TrainerV1alpha1TrainJob",
-        "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
-        "JobSet": "JobsetV1alpha2JobSet",
-        "Job": "IoK8sApiBatchV1Job",
-        "Service": "IoK8sApiCoreV1Service",
-    }
-    found = _write(tmp_path / "pretrain", *_ASKED, "--kind", kind)
-    for manifest in found.values():
-        if (name := names.get(manifest.kind)) is not None and hasattr(models, name):
-            assert getattr(models, name).from_dict(manifest.body).to_dict() == manifest.body
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--checkpoints", "s3://bucket/runs"], "cannot write checkpoints to 's3://bucket/runs', only to a folder"),
         (["--checkpoints", "runs"], "write pvc:CLAIM"),
         (["--gpus", "8", "--workers", "2"], "each of 8 GPUs gets a process"),
-        (["--gpus", "8"], "a batch of 5 has no row for each of 8 workers"),
-        (["--nodes", "2", "--parallel", "tensor"], "there is no way 'tensor'"),
+        (["--gpus", "8", "--set", "batch=5"], "a batch of 5 has no row for each of 8 workers"),
+        (["--nodes", "2", "--parallel", "nonsense"], "there is no way 'nonsense'"),
         (["--parallel", "fsdp"], "--parallel is for several processes"),
         (["--set", "color=red"], "color"),
         (["--image", "registry.example.com/train"], "has no tag"),
@@ -162,6 +146,16 @@ def test_a_bad_option_is_one_line_and_nothing_is_written(
     assert says in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_that_nobody_set_grows_with_the_processes_and_that_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _write(tmp_path / "pretrain", "--nodes", "2", "--gpus", "8")
+    assert "--set=batch=80" in found["TrainJob"].get("spec", "trainer", "args")
+    assert "batch=80: the recipe's 5 for each of 16 processes" in capsys.readouterr().out
+    found = _write(tmp_path / "small", "--nodes", "2")
+    assert not any("batch" in argument for argument in found["TrainJob"].get("spec", "trainer", "args"))
 
 
 def test_a_recipe_that_is_a_file_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,11 +56,13 @@ def spoil() -> str:
     return "well"
 
 
+meanwhile = train("meanwhile", async_save=True)
 plain, again, large = train("plain"), train("again"), train("large", budget="1GiB")
 bad = train("bad", settings={"num_bad": "1", "steps": "9"})
 half = train("half", precision="fp16", settings={"steps": "6"})
 trained = load_trained(plain)
 found = {
+    "saves_while_it_goes_on": weights(meanwhile) == weights(plain),
     "repeats": weights(plain) == weights(again) and losses(plain) == losses(again),
     "budget_changes_no_bit": weights(plain) == weights(large),
     "has_plan": (large / "plan.json").exists(),

@@ -27,6 +27,7 @@ def test_a_keras_recipe_repeats_goes_on_and_fits_a_budget_with_the_same_bits(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
+        "saves_while_it_goes_on": True,
         "repeats": True,
         "budget_changes_no_bit": True,
         "has_plan": True,

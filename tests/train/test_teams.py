@@ -53,7 +53,7 @@ def _check_equal(folder: Path, alone: Path) -> None:
 def test_shards_of_a_rank_that_is_killed_come_back_and_end_where_one_process_ends(
     train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("kill", "--parallel", "fsdp")
+    ended = train_in_two("kill", "--parallel", "fsdp", "--async-save")
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "once").exists()
     assert "restart 1" in ended.stdout

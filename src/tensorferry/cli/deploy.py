@@ -71,8 +71,10 @@ def _add_chart(parser: argparse.ArgumentParser) -> None:
 def _add_kserve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repository", type=Path, metavar="FOLDER", help="a model repository: one folder per model")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder of the manifests")
-    parser.add_argument("--storage", required=True, metavar="URL", help="where KServe gets that folder, as s3://bucket/models")
-    parser.add_argument("--image", required=True, help="of the server, as registry.example.com/team/name:tag")
+    parser.add_argument(
+        "--storage", metavar="URL", help="where KServe gets that folder, as s3://bucket/models (default: pvc://NAME)"
+    )
+    parser.add_argument("--image", help="of the server, as registry.example.com/team/name:tag (default: localhost/NAME)")
     parser.add_argument("--name", help="of the service (default: that of the folder)")
     _add_size(parser)
     parser.set_defaults(run=_run_kserve)
@@ -104,6 +106,7 @@ def _add_image(parser: argparse.ArgumentParser) -> None:
         help="pin wheels by checksums, which pip asks its package index for; for this platform only",
     )
     parser.add_argument("--trust", action="store_true", help="serve files that may run code")
+    parser.add_argument("--build", metavar="NAME", help="also build it, with buildah, podman or docker, as name:tag")
     parser.set_defaults(run=_run_image)
 
 
@@ -235,6 +238,7 @@ def _run_image(options: argparse.Namespace) -> int:
             extras=tuple(options.extra),
             is_for_training=options.train,
             has_digests=options.hashes,
+            build=options.build,
             trust=options.trust,
         )
     )

@@ -59,6 +59,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     parser.add_argument("--every", type=positive, metavar="N", help="evaluate and save every N steps (default: see below)")
     parser.add_argument(
+        "--async-save", action="store_true", help="write checkpoints while training goes on, from a copy of weights and state"
+    )
+    parser.add_argument(
         "--seed", type=_seed, metavar="N", help="the same seed gives the same bits (default: drawn and written down)"
     )
     parser.add_argument(
@@ -114,6 +117,7 @@ def _run(options: argparse.Namespace) -> int:
         seed=options.seed,
         precision=options.precision or TrainRequest.precision,
         budget=options.budget,
+        async_save=options.async_save,
         command=options.command,
     )
     if options.auto_resume and options.force:
@@ -171,8 +175,8 @@ def _count_workers(asked: int | None) -> int:
 def _refuse_with_resume(options: argparse.Namespace) -> None:
     from tensorferry import BadOption
 
-    given = ("data", "start", "steps", "set", "out", "force", "auto_resume", "every", "seed", "precision", "budget")
-    unset = {"set": [], "force": False, "auto_resume": False}
+    given = ("data", "start", "steps", "set", "out", "force", "auto_resume", "every", "async_save", "seed", "precision", "budget")
+    unset = {"set": [], "force": False, "auto_resume": False, "async_save": False}
     names = [name for name in given if getattr(options, name) != unset.get(name)]
     wrong = [f"--{'from' if name == 'start' else name.replace('_', '-')}" for name in names]
     if wrong:

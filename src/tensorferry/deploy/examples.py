@@ -53,6 +53,10 @@ def write_example(options: ExampleOptions) -> None:
     parent = options.to.absolute().parent
     if not parent.is_dir():
         raise BadOption(f"there is no folder {str(parent)!r} to write {options.to.name!r} in; make it first")
+    try:  # before minutes of training, not behind them
+        import tensorferry.optimization.command  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise missing_extra("ferry deploy example", error.name, "optimize") from error
     make_example(example, options.to, options.steps or example.steps, options.seconds)
 
 
@@ -107,11 +111,9 @@ def _train(example: PipelineExample, scratch: Path, steps: int) -> dict[str, flo
 
 
 def _optimize(example: PipelineExample, run: Path, repository: Path, seconds: float) -> None:
-    try:
-        from tensorferry.optimization.command import CommandOptions, run_command
-    except ModuleNotFoundError as error:
-        raise missing_extra("ferry deploy example", error.name, "optimize") from error
     from rich.console import Console
+
+    from tensorferry.optimization.command import CommandOptions, run_command
 
     asked = CommandOptions(model=str(run), to=repository, name=example.name, seconds=seconds)
     run_command(asked, Console(file=sys.stderr, highlight=False))
@@ -142,7 +144,7 @@ def _read_reviews() -> list[tuple[str, int]]:
 
 
 def _write_review(path: Path) -> None:
-    path.write_text("The fabric is soft and it fits so well that I bought a second one.\n", "utf-8")
+    path.write_text("Love it! Great quality and so comfortable, I get compliments every time I wear it.\n", "utf-8")
 
 
 # ---- brain -----------------------------------------------------------------------------------------------------------

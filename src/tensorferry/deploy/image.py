@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tensorferry import __version__
 from tensorferry.deploy.bill import SUFFIX, write_bill
+from tensorferry.deploy.build import build_image, find_builder
 from tensorferry.deploy.chart import fill
 from tensorferry.deploy.folder import check_target
 from tensorferry.deploy.names import split_image
@@ -29,6 +30,7 @@ def write_image(options: ImageOptions) -> None:
     check_target(options.to)
     bill = options.to.with_name(f"{options.to.name}{SUFFIX}")
     check_target(bill)
+    builder = None if options.build is None else find_builder(options.build)
     if options.is_for_training and options.models is not None:
         raise BadOption("an image for trainings has no server and serves no models; leave out --train or --models")
     models = None if options.models is None else read_models(options.models)
@@ -65,6 +67,8 @@ def write_image(options: ImageOptions) -> None:
         write_whole(options.to, text)
     except OSError as error:
         raise BadOption(f"cannot write {str(options.to)!r}: {error.strerror or error}") from None
+    if builder and options.build:
+        build_image(builder, options.build, options.to)
 
 
 @dataclass(frozen=True, slots=True)

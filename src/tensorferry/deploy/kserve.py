@@ -2,6 +2,7 @@
 
 import re
 
+from tensorferry import __version__
 from tensorferry.deploy.chart import fill
 from tensorferry.deploy.folder import check_target, write_folder
 from tensorferry.deploy.image import USER
@@ -22,20 +23,19 @@ def write_kserve(options: KserveOptions) -> None:
     """Write both manifests; raises BadOption or BadModel, with nothing written."""
     check_target(options.to)
     name = check_name(options.name or options.to.name, "a service")
-    image = split_image(options.image)
-    if not (image["tag"] or image["digest"]):
-        raise BadOption(
-            f"the image {options.image!r} has no tag, so what runs would change by itself; write it as {options.image}:1"
-        )
-    if not _STORAGE.fullmatch(options.storage):
-        raise BadOption(f"KServe cannot get models from {options.storage!r}; write an address such as s3://bucket/models")
+    image, storage = options.image or f"localhost/{name}:{__version__}", options.storage or f"pvc://{name}"
+    parts = split_image(image)
+    if not (parts["tag"] or parts["digest"]):
+        raise BadOption(f"the image {image!r} has no tag, so what runs would change by itself; write it as {image}:1")
+    if not _STORAGE.fullmatch(storage):
+        raise BadOption(f"KServe cannot get models from {storage!r}; write an address such as s3://bucket/models")
     models = read_models(options.repository)
     size = choose_size(models, measure_repository(options.repository, options.trust) if options.measures else None)
     values = {
         "name": name,
         "titles": [printable(each) for each in models.names],
-        "image": options.image,
-        "storage": options.storage,
+        "image": image,
+        "storage": storage,
         "replicas": options.replicas,
         "gpus": options.gpus,
         "trust": options.trust,

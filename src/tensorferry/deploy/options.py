@@ -42,6 +42,7 @@ class ImageOptions:
     extras: tuple[str, ...] = ()
     is_for_training: bool = False  # with torch and the recipes in place of the server
     has_digests: bool = False  # checksums of all wheels, which pip asks the package index for
+    build: str | None = None  # a name to build the image by at once
     trust: bool = False
 
 
@@ -51,8 +52,8 @@ class KserveOptions:
 
     repository: Path
     to: Path
-    storage: str  # where KServe gets the models from: s3://..., pvc://..., oci://...
-    image: str
+    storage: str | None = None  # where KServe gets the models from: s3://..., pvc://...; None: a claim called as the service
+    image: str | None = None  # None: one on this machine, called as the service
     name: str | None = None
     replicas: int = 2
     gpus: int = 0

@@ -38,6 +38,9 @@ def deploy_image(options: ImageOptions) -> int:
     from tensorferry.deploy.image import write_image
 
     write_image(options)
+    if options.build is not None:
+        print(f"saved: {options.to}; built: {options.build}")
+        return 0
     print(f"saved: {options.to}; next: buildah build --timestamp 0 --tag NAME --file {options.to} .")
     return 0
 
@@ -47,7 +50,8 @@ def deploy_kserve(options: KserveOptions) -> int:
     from tensorferry.deploy.kserve import write_kserve
 
     write_kserve(options)
-    print(f"saved: {options.to}; next: copy the models to {options.storage}, then kubectl apply -f {options.to}")
+    where = options.storage or "the claim that the service names"
+    print(f"saved: {options.to}; next: copy the models to {where}, then kubectl apply -f {options.to}")
     return 0
 
 
@@ -55,7 +59,8 @@ def deploy_training(options: JobOptions) -> int:
     """Write manifests for a training, and say what to do with them."""
     from tensorferry.deploy.training import write_training
 
-    write_training(options)
+    if note := write_training(options):
+        print(note)
     print(f"saved: {options.to}; next: ferry deploy check {options.to}, then kubectl apply -f {options.to}")
     return 0
 

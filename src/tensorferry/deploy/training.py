@@ -6,6 +6,7 @@ run in its folder when it is started again. The folder is on a claim that all po
 
 import math
 import re
+from dataclasses import replace
 
 from tensorferry import __version__
 from tensorferry.deploy.chart import fill
@@ -15,6 +16,8 @@ from tensorferry.deploy.image import USER
 from tensorferry.deploy.names import check_name, is_label, split_image
 from tensorferry.deploy.options import JobOptions
 from tensorferry.errors import BadOption
+from tensorferry.recipes.loading import make_recipe
+from tensorferry.scaling.parallel import find_parallel
 from tensorferry.scaling.world import Cluster
 from tensorferry.text import printable
 from tensorferry.train.start import TrainRequest
@@ -35,11 +38,14 @@ _OVERHEAD_NBYTES = _GIB  # of a process, for its framework and batches; and of a
 _MAX_GRACE_SECONDS = 24 * 3600
 
 
-def write_training(options: JobOptions) -> None:
-    """Write the manifests; raises BadOption, BadRecipe and the like, with nothing written."""
+def write_training(options: JobOptions) -> str:
+    """Write the manifests, and return what was chosen for the user, if anything was; raises BadOption, BadRecipe and the like,
+    with nothing written.
+    """
     check_target(options.to)
     name = check_name(options.name or options.to.name, "a training")
     processes = options.gpus or options.workers
+    options, note = _fit_batch(options, processes)
     image = options.image or f"localhost/{name}:{__version__}"
     _check(options, image, processes)
     memory, memory_note = _choose_memory(options, processes)
@@ -77,6 +83,20 @@ def write_training(options: JobOptions) -> None:
     }
     files = [*KINDS[options.kind], *(["claim.yaml"] if options.checkpoints is None else [])]
     write_folder(options.to, {file: fill(f"train/{file}.j2", **shared, **parts) for file in files})
+    return note
+
+
+def _fit_batch(options: JobOptions, processes: int) -> tuple[JobOptions, str]:
+    """With the recipe's batch for every process, where it has fewer rows than there are processes and nobody set another."""
+    num = processes * options.nodes
+    settings = dict(options.settings)
+    if num == 1 or "batch" in settings:
+        return options, ""
+    batch = make_recipe(options.recipe, settings, options.start).settings.batch
+    if batch >= find_parallel(options.parallel or Order.parallel, num).num_row_ranks:
+        return options, ""
+    note = f"batch={batch * num}: the recipe's {batch} for each of {num} processes, and its learning rate for {batch}; see --set"
+    return replace(options, settings=(*options.settings, ("batch", str(batch * num)))), note
 
 
 def list_arguments(options: JobOptions, name: str) -> list[str]:
@@ -125,8 +145,6 @@ def _check(options: JobOptions, image: str, processes: int) -> None:
     else:
         if options.parallel is not None:
             raise BadOption("--parallel is for several processes; say how many, as in --nodes 2 or --workers 2")
-        from tensorferry.recipes.loading import make_recipe
-
         make_recipe(request.recipe, request.settings, request.start)
 
 

@@ -54,6 +54,16 @@ def too_small(trace: Trace, budget_nbytes: int, smallest: Floor, *, is_enough: b
     )
 
 
+def streamed_stopped(op: str, budget_nbytes: int, held_nbytes: int, demand_nbytes: int) -> BudgetTooSmall:
+    """The error for a streamed step that was stopped before an op of which not even a slab fits."""
+    return BudgetTooSmall(
+        f"a streamed step was stopped at {op!r}: {format_bytes(held_nbytes)} are held, the op takes "
+        f"{format_bytes(demand_nbytes)} more, the budget is {format_bytes(budget_nbytes)}; at least "
+        f"{format_bytes(held_nbytes + demand_nbytes)} are needed. Raise the budget, or shrink the batch.",
+        None,
+    )
+
+
 def name_both_floors(error: BudgetTooSmall, streamed_nbytes: int) -> BudgetTooSmall:
     """The same error with the budget that would do if ops ran slab by slab."""
     assert error.smallest_nbytes is not None

@@ -33,6 +33,7 @@ class Config:
     terms: Terms
     evaluate_every: int | None = None  # a multiple of `every`; None: whenever it saves
     reason: str = ""  # why it is that precision
+    async_save: bool = False  # checkpoints are written from a copy while steps go on
     command: tuple[str, ...] = ()
     backend: str | None = None  # that Keras runs on; None: not Keras, or written before this was
     version: str = field(default=__version__)

@@ -1,6 +1,6 @@
 """The trainer of Keras recipes, on the TensorFlow and the torch back end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,20 @@ class KerasTrainer(Trainer):
         return np.asarray(self.model.predict_on_batch(self._inputs(batch)), "float32")
 
     def save(self, folder: Path) -> None:
-        _save(self._own_variables(), folder / _WEIGHTS)
-        _save(self.model.optimizer.variables, folder / _OPTIMIZER)
+        np.savez(folder / _WEIGHTS, **_name_arrays(self._own_variables()))
+        np.savez(folder / _OPTIMIZER, **_name_arrays(self.model.optimizer.variables))
+
+    def snapshot(self) -> Callable[[Path], None]:
+        parts = {_WEIGHTS: self._own_variables(), _OPTIMIZER: self.model.optimizer.variables}
+        copies = {
+            file: {name: array.copy() for name, array in _name_arrays(variables).items()} for file, variables in parts.items()
+        }
+
+        def write(folder: Path) -> None:
+            for file, arrays in copies.items():
+                np.savez(folder / file, **arrays)
+
+        return write
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         _assign(self._own_variables(), folder / _WEIGHTS)
@@ -120,10 +132,9 @@ def _alone_or_all(arrays: Arrays) -> Any:
     return next(iter(arrays.values())) if len(arrays) == 1 else arrays
 
 
-def _save(variables: list[Any], path: Path) -> None:
+def _name_arrays(variables: list[Any]) -> dict[str, Any]:
     """By place, because several layers may have a name in common."""
-    arrays: Any = {f"{place:06d}": _to_numpy(variable.value) for place, variable in enumerate(variables)}
-    np.savez(path, **arrays)
+    return {f"{place:06d}": _to_numpy(variable.value) for place, variable in enumerate(variables)}
 
 
 def _to_numpy(value: Any) -> NDArray[Any]:

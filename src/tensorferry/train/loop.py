@@ -8,8 +8,10 @@ left out then. A few such steps are forgiven.
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from tensorferry.train.checkpoints import RunState, find_newest, save_checkpoint
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run, writing
 from tensorferry.train.progress import Events, Progress
+from tensorferry.train.saver import Saver
 from tensorferry.train.signals import StopSignal
 from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trainer import Trainer, make_predict
@@ -39,6 +42,7 @@ class Session:
     trainer: Trainer
     progress: Progress
     teamwork: Teamwork
+    saver: Saver = field(default_factory=Saver)
 
     @property
     def stop(self) -> StopSignal:
@@ -180,15 +184,27 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 
 def save(session: Session, state: RunState) -> None:
-    """Save a checkpoint of this moment."""
+    """Save a checkpoint of this moment, or begin to; the one before is whole by then."""
+    session.saver.wait()
     session.trainer.collect()
-    if session.is_leader:
-        with writing(f"step {state.step}", session.run.folder):
-            save_checkpoint(session.run.checkpoints, state, session.trainer.save)
+    if not session.is_leader:
+        return
+    run = session.run
+    if session.config.async_save and state.step:  # a run is there once its first checkpoint is
+        session.saver.start(partial(_write, run, state, session.trainer.snapshot()))
+    else:
+        _write(run, state, session.trainer.save)
+
+
+def _write(run: Run, state: RunState, write: Callable[[Path], None]) -> None:
+    with writing(f"step {state.step}", run.folder):
+        save_checkpoint(run.checkpoints, state, write)
 
 
 def _go_back(session: Session, bad: _BadStep) -> RunState:
     """Load the last checkpoint, and leave the step out that failed if it is known."""
+    session.saver.wait()
+    session.teamwork.wait_for_all()
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:
         raise RunFailed(f"{bad}, and there is no checkpoint to go back to")

@@ -46,6 +46,7 @@ class TrainRequest:
     seed: int | None = None
     precision: str = "fp32"
     budget: str | None = None
+    async_save: bool = False
     command: tuple[str, ...] = ()
 
     @property
@@ -78,6 +79,8 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
     check_name(request.precision)
     if request.budget not in (None, "auto"):
         parse_bytes(request.budget)
+    if request.async_save and request.budget is not None:
+        raise BadOption("--async-save holds a copy of weights and state beside the budget; leave out one of the two")
     recipe = make_recipe(request.recipe, request.settings, request.start)
     source = find_source(request.data)
     folder = request.folder
@@ -97,6 +100,7 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
             evaluate_every=request.every or _space_evaluations(every, recipe.settings.batch, len(data.held_out)),
             # what "auto" has measured here holds for the whole run
             terms=replace(terms, precision=trainer.precision.name),
+            async_save=request.async_save,
             reason=trainer.precision.reason if request.precision == "auto" else "",
             command=request.command,
             backend=trainer.backend,
@@ -199,7 +203,7 @@ def _run(session: Session, state: RunState) -> int:
         session.progress.say(f"data: {session.data.source}")
     try:
         session.progress.begin(session.config, state.step)
-        with _clear_memory_errors(session):
+        with _clear_memory_errors(session), session.saver:
             state = run_steps(session, state)
         session.progress.end(_finish(session, state))
     except RunFailed:

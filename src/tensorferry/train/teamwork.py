@@ -38,6 +38,10 @@ class Teamwork:
         if self.team.size > 1:
             self._meet(0)
 
+    def wait_for_all(self) -> None:
+        """Go on once every rank has come here."""
+        self.team.gather(None)
+
     def _meet(self, num_rows: int) -> list[_Word]:
         words: list[_Word] = self.team.gather(_Word(num_rows, int(self._noted.signal or 0)))
         if signal := max(word.signal for word in words):

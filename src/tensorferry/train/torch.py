@@ -1,8 +1,9 @@
 """The trainer of PyTorch recipes."""
 
+import copy
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,17 @@ class TorchTrainer(Trainer):
             self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
 
     def save(self, folder: Path) -> None:
+        _write(folder, *self._take_state())
+
+    def snapshot(self) -> Callable[[Path], None]:
+        state = copy.deepcopy(_bring_to_cpu(self._take_state()))  # tensors that share memory do so in the copy
+        return lambda folder: _write(folder, *state)
+
+    def _take_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         whole, self._collected = self._collected, {}
-        torch.save(whole["model"] if self._sharded else self.model.state_dict(), folder / _WEIGHTS)
+        weights = whole["model"] if self._sharded else self.model.state_dict()
         optimizer = whole["optimizer"] if self._sharded else self._optimizer.state_dict()
-        torch.save({"optimizer": optimizer, "scale": self.precision.state_dict()}, folder / _OPTIMIZER)
+        return weights, {"optimizer": optimizer, "scale": self.precision.state_dict()}
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
@@ -164,6 +172,21 @@ class TorchTrainer(Trainer):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
+
+
+def _write(folder: Path, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
+    torch.save(weights, folder / _WEIGHTS)
+    torch.save(optimizer, folder / _OPTIMIZER)
+
+
+def _bring_to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        brought = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
+        brought.update({name: _bring_to_cpu(each) for name, each in value.items()})
+        return brought
+    return type(value)(map(_bring_to_cpu, value)) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:

@@ -1,7 +1,7 @@
 """What the loop asks of a framework: one step, a prediction, and its state in a folder. One trainer a framework."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,10 @@ class Trainer(ABC):
     @abstractmethod
     def save(self, folder: Path) -> None:
         """Put weights, optimizer and loss scale into a folder."""
+
+    @abstractmethod
+    def snapshot(self) -> Callable[[Path], None]:
+        """What puts weights, optimizer and loss scale as they are now into a folder, from a copy, on any thread."""
 
     @abstractmethod
     def load(self, folder: Path, *, weights_only: bool = False) -> None:

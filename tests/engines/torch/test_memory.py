@@ -151,6 +151,32 @@ def test_what_a_library_loads_for_its_first_kernel_is_there_before_a_step_begins
     assert max(found["workspaces"]) < 4 * 2**20
 
 
+def test_a_step_that_comes_after_a_first_one_of_another_kind_is_stopped_before_it_takes_the_margin() -> None:
+    found = run_program(
+        """
+        import json
+        import torch
+        import tensorferry as ferry
+        from tensorferry.errors import BudgetTooSmall
+
+        parts = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(512, 512)])
+        x, y = torch.ones(8, 64), torch.ones(512, 512)
+        refused = ""
+        with ferry.large_model(parts, budget="64MiB") as big:
+            parts[0](x).sum().backward()
+            try:
+                made = parts[1](y)
+                num_copies = (64 * 2**20 - big._device.resident_nbytes()) // made.nbytes - 3
+                torch.cat([made] * num_copies).sum().backward()
+            except BudgetTooSmall as error:
+                refused = str(error)
+        print(json.dumps({"refused": refused, "peak": big.peak_nbytes}))
+        """
+    )
+    assert "stopped at 'aten::cat'" in found["refused"]
+    assert found["peak"] < 58 * 2**20
+
+
 def test_a_forecast_loads_no_compiler_and_is_the_same_with_one(small: dict[str, Any]) -> None:
     assert not small["is_loaded"]
     assert small["same"]

@@ -21,8 +21,13 @@ _CAT = torch.ops.aten.cat.default
 
 def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an op could allocate that much; a quick answer that is mostly no."""
+    return most_nbytes(args, kwargs) > nbytes
+
+
+def most_nbytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """More than an op allocates, told in no time."""
     read_nbytes = sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
-    return _MOST_SHARE * read_nbytes + _MOST_FROM_NOTHING_NBYTES > nbytes
+    return _MOST_SHARE * read_nbytes + _MOST_FROM_NOTHING_NBYTES
 
 
 def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -155,6 +155,7 @@ class LargeTraining:
         self._highest_nbytes = 0
         self._included_nbytes = 0
         self._named_nbytes: int | None = None  # a budget that would do, as far as is known
+        self._asked_nbytes = 0  # the most that was held before an op that was recorded, with what it was expected to take
         self._entered = False
         self._failed = True  # until the block has ended without an error
         self._error: BaseException | None = None
@@ -389,7 +390,7 @@ class LargeTraining:
         held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
         held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in parameters)
         self._streaming = session.StreamSession(
-            self._device, self._store, self._states, self._limit_nbytes, held_nbytes, self._watchdog_seconds
+            self._device, self._store, self._states, self._limit_nbytes, self.budget_nbytes, held_nbytes, self._watchdog_seconds
         )
         if self._stream == "auto":
             self._streaming.warn(exact_nbytes, self.budget_nbytes)
@@ -443,7 +444,7 @@ class LargeTraining:
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
             if self._streaming is not None:
-                self._device.return_freed(at_once=False)
+                self._device.return_freed(at_once=True)
                 self._store.begin_step(persistent_blocks(self._model))
                 self._step = self._streaming.begin_step()
                 return
@@ -546,15 +547,19 @@ class LargeTraining:
             if is_below:
                 raise part_too_small(trace, self.budget_nbytes, replace(floor, nbytes=self._name(floor.nbytes + cold_nbytes)))
             return
-        named_nbytes = self._name(floor.nbytes + (_most_to_come_nbytes(trace, floor.nbytes) if is_cold else 0))
+        # a first step at the budget that is named is checked op by op, with the same estimates as this one
+        named_nbytes = self._name(
+            floor.nbytes + _most_to_come_nbytes(trace, floor.nbytes) if is_cold else max(floor.nbytes, self._asked_nbytes)
+        )
         self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
         if is_below:
             raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=named_nbytes))
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        # once a step has ended the margin is given up rather than a training that has begun
-        room_nbytes = (self.budget_nbytes if self._num_steps else self._limit_nbytes) - held_nbytes
+        # once steps follow a plan the margin is given up rather than a training that has begun
+        limit_nbytes = self.budget_nbytes if self._num_plans else self._limit_nbytes
+        room_nbytes = limit_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
@@ -562,6 +567,7 @@ class LargeTraining:
             self._window.narrow(demand_nbytes - room_nbytes)
             self._device.trim()
             room_nbytes += held_nbytes - self._device.resident_nbytes()
+        self._asked_nbytes = max(self._asked_nbytes, limit_nbytes - room_nbytes + demand_nbytes)
         if demand_nbytes > room_nbytes:
             held = self._step.recorder.held_by_kind() if isinstance(self._step, RecordingStep) else {}
             raise stopped(func.name(), self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)

@@ -17,7 +17,7 @@ which for a volume can be far larger than what it is made from.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import cache, lru_cache
 from math import prod
@@ -58,19 +58,36 @@ def runs_in_parts(func: Any) -> bool:
 def estimate_workspace(func: Any, args: tuple[Any, ...], out: Any, *, lean: bool = True) -> int:
     """Bytes that a CPU kernel takes beyond its outputs `out`, when run by `run_op` or, not lean, as it is."""
     if func is _CONVOLUTION and args[0].device.type == "cpu":
-        data, weight, how = args[0], args[1], args[3:9]
-        backend = _find_backend(data, weight, how)
-        if backend.startswith(_OWN_BACKENDS):
-            return _unfolded_nbytes(data, weight, how, backend)
-        return _Copies(data, weight, how).forward_nbytes(out)
+        return forward_workspace(args[0], args[1], args[3:9], out)
     if func is _CONVOLUTION_BACKWARD and args[0].device.type == "cpu":
         gradient, data, weight, how = *args[:3], args[4:_OUTPUT_MASK]
-        backend = _find_backend(data, weight, how)
-        if backend.startswith(_OWN_BACKENDS):
-            return _unfolded_nbytes(data, weight, how, backend)
-        needs_input, needs_weight, _ = args[_OUTPUT_MASK]
-        return _Copies(data, weight, how).backward_nbytes(gradient, needs_input, needs_weight, lean and data.dim() in _LAYOUTS)
+        return backward_workspace(gradient, data, weight, how, args[_OUTPUT_MASK], lean=lean)
     return 0
+
+
+def forward_workspace(data: torch.Tensor, weight: torch.Tensor, how: tuple[Any, ...], out: torch.Tensor) -> int:
+    """Bytes that a convolution takes on a CPU beyond its output; tensors may be without bytes."""
+    backend = _find_backend(data, weight, how)
+    if backend.startswith(_OWN_BACKENDS):
+        return _unfolded_nbytes(data, weight, how, backend)
+    return _Copies(data, weight, how).forward_nbytes(out)
+
+
+def backward_workspace(
+    gradient: torch.Tensor,
+    data: torch.Tensor,
+    weight: torch.Tensor,
+    how: tuple[Any, ...],
+    output_mask: Sequence[bool],
+    *,
+    lean: bool = True,
+) -> int:
+    """Bytes that the gradients of a convolution take on a CPU beyond themselves; tensors may be without bytes."""
+    backend = _find_backend(data, weight, how)
+    if backend.startswith(_OWN_BACKENDS):
+        return _unfolded_nbytes(data, weight, how, backend)
+    needs_input, needs_weight, _ = output_mask
+    return _Copies(data, weight, how).backward_nbytes(gradient, needs_input, needs_weight, lean and data.dim() in _LAYOUTS)
 
 
 class _Copies:

@@ -149,6 +149,11 @@ class OptimizerStates:
         """Whether an op could find a storage that is not at rest."""
         return bool(self._moved)
 
+    def away_nbytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """What `make_touched_resident` would bring back."""
+        addresses = {tensor.untyped_storage()._cdata for tensor in plain_tensors((*args, *kwargs.values()))}
+        return sum(self._moved[a].nbytes for a in addresses if a in self._moved and not self._moved[a].resident)
+
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""
         if not self._moved:

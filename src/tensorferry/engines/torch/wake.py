@@ -6,6 +6,7 @@ a tiny one runs before: then it is there when what is resident is looked at, and
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -14,12 +15,13 @@ from tensorferry.trace import Op
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
+_PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the user's defaults are
 
 
 def wake_kernels(ops: Iterable[Op]) -> None:
     """Have the libraries loaded that these ops will call on the CPU; no tensor of the user's and no random number is touched."""
     names = {op.name.rpartition(" ")[2] for op in ops}
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if any("convolution" in name for name in names):
             _wake_convolutions()
         if any("attention" in name for name in names):
@@ -29,7 +31,7 @@ def wake_kernels(ops: Iterable[Op]) -> None:
 @cache
 def _wake_convolutions() -> None:
     for stride in (1, 2):
-        data, weight = torch.ones(2, 16, 8, 8), torch.ones(16, 16, 3, 3)
+        data, weight = torch.ones(2, 16, 8, 8, **_PLAIN), torch.ones(16, 16, 3, 3, **_PLAIN)
         how = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
         gradient = _CONVOLUTION(data, weight, None, *how)
         _CONVOLUTION_BACKWARD(gradient, data, weight, [16], *how, [True, True, True])
@@ -37,4 +39,4 @@ def _wake_convolutions() -> None:
 
 @cache
 def _wake_attention() -> None:
-    CPU_ATTENTION(*[torch.ones(1, 2, 16, 16)] * 3)
+    CPU_ATTENTION(*[torch.ones(1, 2, 16, 16, **_PLAIN)] * 3)

@@ -4,15 +4,17 @@ In backward each slab of the output's gradient meets the input's rows that it wa
 weight's are summed in float64, and of the input's the last rows, which the next slab adds to, are carried over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
 import torch
 
+from tensorferry.engines.torch.lean import backward_workspace, forward_workspace
 from tensorferry.engines.torch.stream.joining import channel_groups
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout
+from tensorferry.engines.torch.stream.needs import Made, Reader, without_bytes
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout, nbytes_of
 from tensorferry.engines.torch.stream.source import SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
@@ -49,19 +51,30 @@ def _convolution(
     source, laid_out = source_of(x), in_layout(weight)
     run = partial(aten.convolution, weight=laid_out, bias=bias, stride=stride, dilation=dilation, transposed=transposed)
     how = {"output_padding": output_padding, "groups": groups}
-    num_out = prod(shape) * x.dtype.itemsize
+    window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
+    pads = padding if transposed else [0, *padding[1:]]
+
+    def made_slab(slab: Slab) -> Slab:
+        return slab.rows(slab.low * stride[0], slab.high * stride[0]) if transposed else slab
+
+    def workspace(slab: Slab) -> int:
+        data = without_bytes((slab if transposed else window.read_by(slab)).shape_in(source.shape), x.dtype)
+        out = without_bytes(made_slab(slab).shape_in(shape), x.dtype)
+        return forward_workspace(data, laid_out, (stride, pads, dilation, transposed, output_padding, groups), out)
+
+    made = streamer.made(shape, x.dtype, workspace, made_slab)
 
     def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
+        whole_nbytes = streamer.whole_nbytes(shape, x.dtype)
         if transposed:
-            times = stride[0]
-            for slab in streamer.each(streamer.slabs(source.shape, [source], num_out), [(source, None)]):
-                out = run(in_layout(source.look(slab)), padding=padding, **how)
-                yield slab.rows(slab.low * times, slab.high * times), out
+            for slab in streamer.each(source.shape, [(source, None)], made, whole_nbytes=whole_nbytes):
+                yield made_slab(slab), run(in_layout(source.look(slab)), padding=pads, **how)
             return
-        window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
-        slabs = streamer.slabs(shape, [source], num_out, **_kernel_needs(source, weight, window, shape))
-        for slab in streamer.each(slabs, [(source, window.read_by)]):
-            yield slab, run(_padded(source, window.read_by(slab)), padding=[0, *padding[1:]], **how)
+        min_rows = _fast_rows(source, window)
+        for slab in streamer.each(
+            shape, [(source, window.read_by)], made, whole_nbytes=whole_nbytes, min_rows=min_rows, least_rows=window.least_rows
+        ):
+            yield slab, run(_padded(source, window.read_by(slab)), padding=pads, **how)
 
     return streamer.collect(shape, x.dtype, pieces())
 
@@ -89,28 +102,50 @@ def _convolution_backward(
     laid_out = in_layout(weight)
     sums = _GradientSums(weight, bias_sizes if output_mask[2] else None, wants_weight=output_mask[1])
 
-    def run(grad_slab: torch.Tensor, x_slab: torch.Tensor, pads: list[int]) -> torch.Tensor | None:
-        how = (laid_out, bias_sizes, stride, pads, dilation, transposed, output_padding, groups)
+    pads = padding if transposed else [0, *padding[1:]]
+    how = (stride, pads, dilation, transposed, output_padding, groups)
+
+    def run(grad_slab: torch.Tensor, x_slab: torch.Tensor) -> torch.Tensor | None:
         # one after the other: what the first kernel lays out anew is gone before the second begins
         if output_mask[1] or output_mask[2]:
-            _, of_weight, of_bias = aten.convolution_backward(grad_slab, x_slab, *how, [False, output_mask[1], output_mask[2]])
+            mask = [False, output_mask[1], output_mask[2]]
+            _, of_weight, of_bias = aten.convolution_backward(grad_slab, x_slab, laid_out, bias_sizes, *how, mask)
             sums.add(of_weight, of_bias)
         if not output_mask[0]:
             return None
-        of_x: torch.Tensor = aten.convolution_backward(grad_slab, x_slab, *how, [True, False, False])[0]
+        of_x: torch.Tensor = aten.convolution_backward(grad_slab, x_slab, laid_out, bias_sizes, *how, [True, False, False])[0]
         return of_x
 
     grads, xs = source_of(grad), source_of(x)
-    out_nbytes = xs.nbytes if output_mask[0] else 0
+    window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
+
+    def read_by(slab: Slab) -> tuple[Slab, Slab]:
+        """Which slab of the gradient and of the input is read for one that is cut."""
+        return (slab.rows(slab.low * stride[0], slab.high * stride[0]), slab) if transposed else (slab, window.read_by(slab))
+
+    # rows of the input's gradient that wait for the next slab
+    carry_nbytes = nbytes_of(Slab(0, 1, 0, window.reach).shape_in(xs.shape), xs.dtype)
+
+    def workspace(slab: Slab) -> int:
+        shapes = (part.shape_in(source.shape) for part, source in zip(read_by(slab), (grads, xs), strict=True))
+        gradient, data = (without_bytes(shape, xs.dtype) for shape in shapes)
+        copied_nbytes = gradient.nbytes if transposed else carry_nbytes  # oneDNN lays the gradient out anew
+        return backward_workspace(gradient, data, laid_out, how, output_mask) + 2 * weight.nbytes + copied_nbytes
+
+    if output_mask[0]:
+        made = streamer.made(xs.shape, xs.dtype, workspace, lambda slab: read_by(slab)[1])
+    else:
+        made = lambda slab: (workspace(slab), 0)  # noqa: E731
+    whole_nbytes = streamer.whole_nbytes(xs.shape, xs.dtype) if output_mask[0] else 0
     pieces: Iterator[tuple[Slab, torch.Tensor]]
     if transposed:
-        times = stride[0]
-        slabs = streamer.slabs(xs.shape, [grads, xs], out_nbytes)
-        pieces = _enlarged_pieces(streamer, slabs, grads, xs, times, partial(run, pads=padding))
+        pieces = _enlarged_pieces(streamer, grads, xs, stride[0], run, made, whole_nbytes)
     else:
-        window = Window(weight.shape[2], stride[0], padding[0], dilation[0])
-        slabs = streamer.slabs(grads.shape, [grads, xs], out_nbytes, **_kernel_needs(xs, weight, window, grads.shape))
-        pieces = carried(streamer, slabs, grads, xs, window, partial(run, pads=[0, *padding[1:]]))
+        readers: list[Reader] = [(grads, None), (xs, window.read_by)]
+        slabs = streamer.each(
+            grads.shape, readers, made, whole_nbytes=whole_nbytes, min_rows=_fast_rows(xs, window), least_rows=window.least_rows
+        )
+        pieces = carried(slabs, grads, xs, window, run)
     if output_mask[0]:
         of_x = streamer.collect(xs.shape, xs.dtype, pieces, channel_groups(xs))
     else:
@@ -121,7 +156,7 @@ def _convolution_backward(
 
 
 def carried(
-    streamer: Streamer, slabs: list[Slab], grads: SlabSource, xs: SlabSource, window: Window, run: Any, fill: float = 0.0
+    slabs: Iterable[Slab], grads: SlabSource, xs: SlabSource, window: Window, run: Any, fill: float = 0.0
 ) -> Iterator[tuple[Slab, torch.Tensor]]:
     """The input's gradient in slabs, from `run(gradient slab, padded input slab)`, which may return None for no gradient.
 
@@ -130,7 +165,7 @@ def carried(
     num_rows = xs.shape[ROWS]
     carry: torch.Tensor | None = None
     done = 0  # rows of this sample that are complete
-    for slab in streamer.each(slabs, [(grads, None), (xs, window.read_by)]):
+    for slab in slabs:
         read = window.read_by(slab)
         of_x = run(in_layout(grads.look(slab)), _padded(xs, read, fill))
         if of_x is None:
@@ -155,12 +190,12 @@ def carried(
 
 
 def _enlarged_pieces(
-    streamer: Streamer, slabs: list[Slab], grads: SlabSource, xs: SlabSource, times: int, run: Any
+    streamer: Streamer, grads: SlabSource, xs: SlabSource, times: int, run: Any, made: Made, whole_nbytes: int
 ) -> Iterator[tuple[Slab, torch.Tensor]]:
     def where(slab: Slab) -> Slab:
         return slab.rows(slab.low * times, slab.high * times)
 
-    for slab in streamer.each(slabs, [(grads, where), (xs, None)]):
+    for slab in streamer.each(xs.shape, [(grads, where), (xs, None)], made, whole_nbytes=whole_nbytes):
         of_x = run(in_layout(grads.look(where(slab))), in_layout(xs.look(slab)))
         if of_x is not None:
             yield slab, of_x
@@ -192,13 +227,10 @@ def _padded(source: SlabSource, slab: Slab, fill: float = 0.0) -> torch.Tensor:
     return fill_outside(in_layout(source.look(slab)), slab, source.shape[ROWS], fill)
 
 
-def _kernel_needs(source: SlabSource, weight: torch.Tensor, window: Window, out_shape: Sequence[int]) -> dict[str, int]:
-    """The rows of output that have enough rows of input for torch to take the fast kernel, or what the slow one unfolds."""
+def _fast_rows(source: SlabSource, window: Window) -> int:
+    """The rows of output that have enough rows of input for torch to take the fast kernel; 1 where nearly all would be needed."""
     num_rows = _SLOW_NUMBERS // (source.shape[1] * source.shape[3]) + 1
-    if num_rows > source.shape[ROWS] // 2:  # nearly all of it would be needed
-        unfolded = prod(weight.shape[1:]) * prod(out_shape[2:]) * out_shape[0] * source.dtype.itemsize
-        return {"workspace_nbytes": unfolded}
-    return {"min_rows": max(1, ceil((num_rows - window.reach) / window.stride) + 1)}
+    return 1 if num_rows > source.shape[ROWS] // 2 else max(1, ceil((num_rows - window.reach) / window.stride) + 1)
 
 
 def _is_enlarging(weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], extra: list[int]) -> bool:

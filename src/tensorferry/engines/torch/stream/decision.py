@@ -6,6 +6,7 @@ with the same budget cut the same slabs and give the same bits.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -14,7 +15,8 @@ from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
 _THRESHOLD_SHARE = 32  # a tensor of less than this part of the working memory stays whole; an op holds several of them
-_WORKING_SHARE = 0.33  # beside slabs there are kernels' workspace, writes under way and whole tensors below the threshold
+_WORKING_SHARE = 0.5  # beside slabs there are writes under way and whole tensors below the threshold
+_MOST_SHARE = 0.8  # what fast kernels may take where fewer rows would be for slow ones
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
 _MIN_SLABS_ROWS = 12  # what one slab has at least, with its halo, for a fast kernel
 _COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
@@ -24,7 +26,8 @@ _COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffer
 class StreamSizes:
     """How streamed ops are cut."""
 
-    working_nbytes: int  # what an op may hold of slabs at once
+    working_nbytes: int  # what an op may hold at once beyond what was held before it
+    most_nbytes: int  # the same where its kernels would be slow otherwise
     threshold_nbytes: int  # from here on a tensor has no memory
     num_buffers: int  # 2: the next slab is read while this one is worked on
 
@@ -33,7 +36,12 @@ def choose_sizes(room_nbytes: int) -> StreamSizes:
     """The sizes for a step that may hold so much beside weights, gradients and inputs."""
     working_nbytes = max(_MIN_WORKING_NBYTES, int(_WORKING_SHARE * room_nbytes))
     num_buffers = 2 if working_nbytes >= _AHEAD_NBYTES else 1
-    return StreamSizes(working_nbytes, max(2**20, room_nbytes // _THRESHOLD_SHARE), num_buffers)
+    return StreamSizes(
+        working_nbytes,
+        max(working_nbytes, int(_MOST_SHARE * room_nbytes)),
+        max(2**20, room_nbytes // _THRESHOLD_SHARE),
+        num_buffers,
+    )
 
 
 def room_nbytes(limit_nbytes: int, held_nbytes: int) -> int:
@@ -69,6 +77,12 @@ def fixed_nbytes(trace: Trace) -> int:
 
 
 def count_rows(values: Iterable[object]) -> int:
-    """Rows of all samples of the largest of the inputs that can be cut, as slabs are cut."""
-    shapes = [value.shape for value in values if isinstance(value, torch.Tensor) and value.dim() in LAYOUTS]
-    return max((shape[0] * shape[ROWS] for shape in shapes), default=1)
+    """Rows of all samples of the largest of the inputs that can be cut, as slabs are cut: an image's rows, or tokens."""
+    return max((_count_rows(value) for value in values if isinstance(value, torch.Tensor)), default=1)
+
+
+def _count_rows(tensor: torch.Tensor) -> int:
+    if tensor.dim() in LAYOUTS:
+        return tensor.shape[0] * tensor.shape[ROWS]
+    has_features = tensor.is_floating_point()  # otherwise each number is a token
+    return int(prod(tensor.shape[:-1] if has_features else tensor.shape))

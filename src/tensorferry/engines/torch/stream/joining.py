@@ -12,7 +12,8 @@ from tensorferry.engines.torch.stream.norms import Moments
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab
 from tensorferry.engines.torch.stream.source import Computed, Constant, Joined, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
-from tensorferry.engines.torch.stream.tensor import StreamedTensor
+from tensorferry.engines.torch.stream.tensor import Shown, StreamedTensor
+from tensorferry.engines.torch.stream.tokens import view_tokens
 
 
 class JoinedWriter:
@@ -113,6 +114,8 @@ def _view(streamer: Streamer, x: StreamedTensor, size: Sequence[int]) -> Any:
     """The shape it has, the flat one that losses want, or back from there."""
     source = x.source
     shape = torch.Size(_known(size, x.numel()))
+    if x.shown in (Shown.TOKENS, Shown.TURNED):
+        return view_tokens(streamer, x, shape)
     x.cell.has_views = x.cell.has_views or shape != x.shape
     if shape == source.shape:
         return StreamedTensor(streamer, x.cell)

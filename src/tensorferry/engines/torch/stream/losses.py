@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab
+from tensorferry.engines.torch.stream.needs import Made
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
-from tensorferry.engines.torch.stream.tensor import StreamedTensor
+from tensorferry.engines.torch.stream.tensor import Shown, StreamedTensor
+from tensorferry.engines.torch.stream.tokens import MEAN, NONE, SUM, softmax_backward_of_tokens, softmax_of_tokens
 
 aten = torch.ops.aten
-_NONE, _MEAN, _SUM = 0, 1, 2  # what torch calls reductions
 
 
 def _channelwise(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def run(streamer: Streamer, x: StreamedTensor, dim: int, half_to_float: bool) -> Any:
+        if x.shown is Shown.TOKENS and dim % x.dim() == x.dim() - 1 and not half_to_float:
+            return softmax_of_tokens(streamer, x, op)
         if dim % x.dim() != 1 or half_to_float or x.is_flat:
             return NotImplemented
         source = x.source
@@ -26,6 +29,8 @@ def _channelwise(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 def _channelwise_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def run(streamer: Streamer, grad: torch.Tensor, out: torch.Tensor, dim: int, dtype: torch.dtype) -> Any:
+        if isinstance(out, StreamedTensor) and out.shown is Shown.TOKENS and dim % out.dim() == out.dim() - 1:
+            return softmax_backward_of_tokens(streamer, grad, out, dtype, op)
         if dim % out.dim() != 1 or getattr(out, "is_flat", False) or getattr(grad, "is_flat", False):
             return NotImplemented
         grads, outs = source_of(grad), source_of(out)
@@ -49,18 +54,19 @@ for _name in ("_softmax_backward_data", "_log_softmax_backward_data"):
 def _nll_loss(
     streamer: Streamer, x: StreamedTensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
 ) -> Any:
-    if reduction == _NONE or isinstance(target, StreamedTensor) or not isinstance(x, StreamedTensor):
+    if reduction == NONE or isinstance(target, StreamedTensor) or not isinstance(x, StreamedTensor):
         return NotImplemented
     source, targets = x.source, _targets(x.source, target)
     total = torch.zeros((), dtype=torch.float64)
     total_weight = torch.zeros((), dtype=torch.float64)
-    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+    for slab in streamer.each(source.shape, [(source, None)], _per_place(source)):
         scores, classes = _as_image(source.look(slab)), _as_image(targets.look(slab))[:, 0]
-        part, part_weight = aten.nll_loss2d_forward(scores, classes.contiguous(), weight, _SUM, ignore_index)
+        part, part_weight = aten.nll_loss2d_forward(scores, classes.contiguous(), weight, SUM, ignore_index)
         total += part
         # torch tells no weight where it needs none: it is that of every class
         total_weight += part_weight if weight is not None else (classes != ignore_index).sum()
-    loss = total / total_weight if reduction == _MEAN else total
+        del scores, classes
+    loss = total / total_weight if reduction == MEAN else total
     return loss.to(source.dtype), total_weight.to(source.dtype)
 
 
@@ -75,20 +81,25 @@ def _nll_loss_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> Any:
-    if reduction == _NONE or not isinstance(x, StreamedTensor):
+    if reduction == NONE or not isinstance(x, StreamedTensor):
         return NotImplemented
     source, targets = x.source, _targets(x.source, target)
-    scaled = grad / total_weight if reduction == _MEAN else grad
+    scaled = grad / total_weight if reduction == MEAN else grad
 
     def compute(slab: Slab) -> torch.Tensor:
         shape = slab.shape_in(source.shape)
         nothing = torch.empty((), dtype=source.dtype).expand(_as_image_shape(shape))  # only its shape is asked for
         classes = _as_image(targets.look(slab))[:, 0].contiguous()
-        out = aten.nll_loss2d_backward(scaled, nothing.contiguous(), classes, weight, _SUM, ignore_index, total_weight)
+        out = aten.nll_loss2d_backward(scaled, nothing.contiguous(), classes, weight, SUM, ignore_index, total_weight)
         return out.view(shape)
 
     wrapped = streamer.wrap(Computed(source.shape, source.dtype, [], compute))
     return StreamedTensor(streamer, wrapped.cell, x.shape) if x.is_flat else wrapped
+
+
+def _per_place(source: SlabSource) -> Made:
+    """The classes of a slab, and what they weigh."""
+    return lambda slab: (nbytes_of((1, 2, *slab.shape_in(source.shape)[2:]), torch.int64) * (slab.last - slab.first), 0)
 
 
 def _targets(source: SlabSource, target: torch.Tensor) -> SlabSource:
@@ -115,27 +126,27 @@ def _product(lengths: Sequence[int]) -> int:
 
 
 def _reduced_loss(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    def run(streamer: Streamer, x: torch.Tensor, target: torch.Tensor, reduction: int = _MEAN) -> Any:
+    def run(streamer: Streamer, x: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> Any:
         if x.shape != target.shape or x.dim() not in LAYOUTS or _any_flat(x, target):
             return NotImplemented
         xs, targets = source_of(x), source_of(target)
-        parts = Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(xs.look(slab), targets.look(slab), _NONE))
-        if reduction == _NONE:
+        parts = Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(xs.look(slab), targets.look(slab), NONE))
+        if reduction == NONE:
             return streamer.wrap(parts)
         total = _sum_over(streamer, parts, list(range(len(xs.shape))), keepdim=False)
-        return (total / xs.shape.numel() if reduction == _MEAN else total).to(xs.dtype)
+        return (total / xs.shape.numel() if reduction == MEAN else total).to(xs.dtype)
 
     return run
 
 
 def _reduced_loss_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def run(streamer: Streamer, grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
-        if reduction == _NONE or x.shape != target.shape or _any_flat(x, target):
+        if reduction == NONE or x.shape != target.shape or _any_flat(x, target):
             return NotImplemented
         xs, targets = source_of(x), source_of(target)
-        scaled = grad / xs.shape.numel() if reduction == _MEAN else grad
+        scaled = grad / xs.shape.numel() if reduction == MEAN else grad
         return streamer.wrap(
-            Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(scaled, xs.look(slab), targets.look(slab), _SUM))
+            Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(scaled, xs.look(slab), targets.look(slab), SUM))
         )
 
     return run
@@ -165,6 +176,9 @@ def _mean(
 def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, keepdim: bool, dtype: Any, *, is_mean: bool) -> Any:
     source = x.source
     dims = sorted(d % x.dim() for d in dim) if dim else list(range(x.dim()))
+    if x.shown is Shown.TOKENS and dims == list(range(x.dim() - 1)):
+        total = _sum_over(streamer, source, [0, ROWS, 3], keepdim=False).view((1,) * len(dims) * keepdim + (x.shape[-1],))
+        return (total / (x.numel() // x.shape[-1]) if is_mean else total).to(dtype or source.dtype)
     if x.is_flat:
         if len(dims) < x.dim():
             return NotImplemented
@@ -189,7 +203,7 @@ def _sum_over(streamer: Streamer, source: SlabSource, dims: list[int], *, keepdi
     """The sum over dimensions, rows among them."""
     shape = [1 if d in dims else n for d, n in enumerate(source.shape)]
     total = torch.zeros(shape, dtype=torch.float64 if source.dtype.is_floating_point else torch.int64)
-    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+    for slab in streamer.each(source.shape, [(source, None)]):
         part = source.look(slab).sum(dims, keepdim=True)
         (total if 0 in dims else total[slab.first : slab.last]).add_(part)
     return total if keepdim else total.squeeze(dims)

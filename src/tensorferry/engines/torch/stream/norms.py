@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, in_layout
+from tensorferry.engines.torch.stream.needs import Made
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, in_layout, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, SlabSource, Stored
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
@@ -47,16 +48,21 @@ class Moments:
         return num, torch.stack([mean for _, mean, _ in samples]), torch.stack([d for *_, d in samples]) / num
 
 
+def _laid_out(source: SlabSource) -> Made:
+    """The copy that torch's kernel for statistics takes, of a sample at a time."""
+    return lambda slab: (nbytes_of((1, *slab.shape_in(source.shape)[1:]), source.dtype), 0)
+
+
 def moments_of(streamer: Streamer, source: SlabSource) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Numbers in a channel of a sample, and the mean and variance of each."""
     if isinstance(source, Stored) and isinstance(source.moments, Moments):
         return source.moments.stacked()
     moments = Moments()
-    slabs = streamer.slabs(source.shape, [source], 0)
+    slabs = None
     if isinstance(source, Stored):
         streamer.want_moments(source)
         slabs = source.slabs  # as if they were met while written: the same bits in every step
-    for slab in streamer.each(slabs, [(source, None)]):
+    for slab in streamer.each(source.shape, [(source, None)], _laid_out(source), slabs=slabs):
         moments.add(slab, source.look(slab))
     return moments.stacked()
 
@@ -83,14 +89,14 @@ def _apply(streamer: Streamer, x: SlabSource, norm: _Applied, bias: torch.Tensor
         slab_x = x.read(slab)
         return torch.addcmul(norm.of(shift, slab, x), slab_x, norm.of(scale, slab, x), out=slab_x)
 
-    return streamer.wrap(Computed(x.shape, x.dtype, [x], compute))
+    return streamer.wrap(Computed(x.shape, x.dtype, [x], compute, is_in_place=True))
 
 
 def _sums(streamer: Streamer, grad: SlabSource, x: SlabSource, norm: _Applied) -> tuple[torch.Tensor, torch.Tensor]:
     """Over each channel of each sample: the gradient's sum, and that of its product with what was normed."""
     sums = torch.zeros(2, x.shape[0], x.shape[1], dtype=torch.float64)
     ones = torch.ones(x.shape[1], dtype=x.dtype)
-    for slab in streamer.each(streamer.slabs(x.shape, [grad, x], 0), [(grad, None), (x, None)]):
+    for slab in streamer.each(x.shape, [(grad, None), (x, None)], _laid_out(x)):
         grad_slab, x_slab = in_layout(grad.look(slab)), in_layout(x.look(slab))
         for i in range(slab.last - slab.first):
             sample = slab.first + i
@@ -100,6 +106,7 @@ def _sums(streamer: Streamer, grad: SlabSource, x: SlabSource, norm: _Applied) -
             )
             sums[0, sample] += total
             sums[1, sample] += products
+        del grad_slab, x_slab
     return sums[0], sums[1]
 
 
@@ -116,7 +123,7 @@ def _input_gradient(
         torch.addcmul(norm.of(constant, slab, x), slab_x, norm.of(of_x, slab, x), out=slab_x)
         return slab_x.addcmul_(grad.look(slab), norm.of(of_grad, slab, x))
 
-    return streamer.wrap(Computed(x.shape, x.dtype, [grad, x], compute))
+    return streamer.wrap(Computed(x.shape, x.dtype, [x, grad], compute, is_in_place=True))
 
 
 @rule("native_batch_norm")

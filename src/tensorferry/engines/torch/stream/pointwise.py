@@ -1,17 +1,20 @@
 """Pointwise ops: functions of a slab, computed when somebody reads it, in the memory of their first input where they can."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from tensorferry.engines.torch.compat import tree_leaves, tree_map
-from tensorferry.engines.torch.stream.slabs import ROWS, Slab
+from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, op_name, rule, source_of, written_through_view
-from tensorferry.engines.torch.stream.tensor import StreamCell, StreamedTensor
+from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedTensor
+from tensorferry.engines.torch.stream.tokens import tokens_like
 
 aten = torch.ops.aten
+_Found = tuple[torch.Size, torch.Size | None, bool, dict[int, SlabSource]]  # with the sources of tensors by their ids
 
 
 def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -27,29 +30,34 @@ def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: 
     found = _sources(args, kwargs)
     if found is None:
         return NotImplemented
-    shape, is_flat, sources, dtype = *found, _result_dtype(func, args, kwargs)
+    shape, shown, is_flat, sources, dtype = *found, _result_dtype(func, args, kwargs)
     if dtype is None or (target is not None and dtype is not target.dtype):
         return NotImplemented
     if op_name(func) == "threshold_backward" and args[2] == 0:  # what relu leaves above 0 was above 0 before
         sources[id(args[1])] = _before_relu(sources[id(args[1])])
-    computed = Computed(shape, dtype, list(sources.values()), _on_slabs(func, args, kwargs, sources, dtype), name=op_name(func))
+    compute, is_in_place = _on_slabs(func, args, kwargs, sources, dtype, shape)
+    inputs = [sources[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in sources]
+    computed = Computed(shape, dtype, inputs, compute, name=op_name(func), is_in_place=is_in_place)
     if target is not None:
         target.cell.source = computed
         return target
     wrapped = streamer.wrap(computed)
     if not is_flat:
         return wrapped
+    if shown is not None:
+        return StreamedTensor(streamer, wrapped.cell, shown, Shown.TOKENS)
     flat = torch.Size((shape[0], shape[1], 1, shape[2:].numel()))
     return StreamedTensor(streamer, wrapped.cell, flat)
 
 
-def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size, bool, dict[int, SlabSource]] | None:
-    """The shape of the result and the source of each tensor by its id; None where they are not cut alike."""
+def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found | None:
+    """Of the result its shape, and of tokens that which is shown; None where tensors are not cut alike."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     streamed = [t for t in tensors if isinstance(t, StreamedTensor)]
     is_flat = any(t.is_flat for t in streamed)
-    if any(t.is_flat is not is_flat for t in streamed):
+    if len({t.shown for t in streamed}) > 1 or streamed[0].shown is Shown.TURNED:
         return None
+    are_tokens = streamed[0].shown is Shown.TOKENS
     try:
         shown = torch.broadcast_shapes(*(t.shape for t in tensors))
         # a streamed tensor may be one channel wide where others have more
@@ -63,11 +71,11 @@ def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Size,
                 return None
             sources[id(tensor)] = tensor.source
         elif tensor.dim():
-            laid = _like(tensor, shown, shape, is_flat)
+            laid = tokens_like(tensor, shown) if are_tokens else _like(tensor, shown, shape, is_flat)
             if laid is None:
                 return None
             sources[id(tensor)] = Resident(laid)
-    return shape, is_flat, sources
+    return shape, shown if are_tokens else None, is_flat, sources
 
 
 def _like(tensor: torch.Tensor, shown: torch.Size, shape: torch.Size, is_flat: bool) -> torch.Tensor | None:
@@ -80,9 +88,17 @@ def _like(tensor: torch.Tensor, shown: torch.Size, shape: torch.Size, is_flat: b
 
 
 def _on_slabs(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sources: dict[int, SlabSource], dtype: torch.dtype
-) -> Callable[[Slab], torch.Tensor]:
-    """A function of a slab. It must not hold streamed tensors: their sources may change."""
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    sources: dict[int, SlabSource],
+    dtype: torch.dtype,
+    shape: torch.Size,
+) -> tuple[Callable[[Slab], torch.Tensor], bool]:
+    """A function of a slab, and whether its result is in its first input's memory.
+
+    It must not hold streamed tensors: their sources may change.
+    """
     args, kwargs = tree_map(lambda leaf: _Placed(sources[id(leaf)]) if id(leaf) in sources else leaf, (args, kwargs))
     first = args[0].source if args and isinstance(args[0], _Placed) else None
     in_place = _in_place(func) if first is not None and first.dtype is dtype and not isinstance(first, Resident) else None
@@ -100,7 +116,7 @@ def _on_slabs(
             return _result(func(target, *rest, **names))  # it is broadcast
         return _result(in_place(target, *rest, **names))
 
-    return compute
+    return compute, in_place is not None and first is not None and first.shape == shape
 
 
 def _before_relu(source: SlabSource) -> SlabSource:
@@ -149,18 +165,31 @@ def _in_place(func: Any) -> Callable[..., Any] | None:
 
 
 @rule("detach", "alias", "lift_fresh")
-def _alias(streamer: Streamer, x: StreamedTensor) -> StreamedTensor:
-    return StreamedTensor(streamer, x.cell, x.shape if x.is_flat else None)
+def _alias(_: Streamer, x: StreamedTensor) -> StreamedTensor:
+    return x.alike(x.cell)
 
 
 @rule("clone", "contiguous")
-def _clone(streamer: Streamer, x: StreamedTensor, **_: Any) -> StreamedTensor:
-    return StreamedTensor(streamer, StreamCell(x.source), x.shape if x.is_flat else None)
+def _clone(_streamer: Streamer, x: StreamedTensor, **_: Any) -> StreamedTensor:
+    return x.alike(StreamCell(x.source))
 
 
 @rule("zeros_like", "ones_like", "full_like")
 def _constant(streamer: Streamer, x: StreamedTensor, value: float | None = None, **how: Any) -> Any:
     return NotImplemented if x.is_flat or value is None else streamer.wrap(Constant(x.shape, how.get("dtype") or x.dtype, value))
+
+
+@rule("expand", seeds=True)
+def _expand(streamer: Streamer, x: torch.Tensor, size: Sequence[int], **_: Any) -> Any:
+    """One number spread, as the gradient of a mean is."""
+    if isinstance(x, StreamedTensor) or x.numel() != 1 or -1 in size or x.requires_grad:
+        return NotImplemented
+    if streamer.is_large(size, x.dtype):
+        return streamer.wrap(Constant(size, x.dtype, float(x)))
+    if len(size) not in (2, 3) or nbytes_of(size, x.dtype) < streamer.sizes.working_nbytes:
+        return NotImplemented
+    spread = streamer.wrap(Constant((1, size[-1], prod(size[:-1]), 1), x.dtype, float(x)))
+    return StreamedTensor(streamer, spread.cell, torch.Size(size), Shown.TOKENS)
 
 
 @rule("_to_copy")
@@ -169,7 +198,7 @@ def _to_copy(streamer: Streamer, x: StreamedTensor, *, dtype: torch.dtype | None
         return NotImplemented
     source = x.source
     if dtype is None or dtype is source.dtype:
-        return _clone(streamer, x)
+        return x.alike(StreamCell(x.source))
     return streamer.wrap(Computed(source.shape, dtype, [source], lambda slab: source.look(slab).to(dtype)))
 
 
@@ -179,6 +208,6 @@ def _copy(streamer: Streamer, x: torch.Tensor, other: torch.Tensor, non_blocking
     if isinstance(x, StreamedTensor) or x.shape != source_of(other).shape:
         return NotImplemented
     source = source_of(other)
-    for slab in streamer.each(streamer.slabs(source.shape, [source], 0), [(source, None)]):
+    for slab in streamer.each(source.shape, [(source, None)]):
         x[slab.first : slab.last].narrow(ROWS, slab.low, slab.num_rows).copy_(source.look(slab))
     return x

@@ -7,7 +7,8 @@ import torch
 
 from tensorferry.engines.torch.stream.convolution import carried
 from tensorferry.engines.torch.stream.joining import channel_groups
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout
+from tensorferry.engines.torch.stream.needs import Reader
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
@@ -42,10 +43,11 @@ def _max_pool(
     source, how = x.source, _PoolShape(x.dim(), kernel, stride, padding, dilation)
     shape = (*source.shape[:2], *(w.num_out(n) for w, n in zip(how.windows, source.shape[2:], strict=True)))
     window = how.windows[0]
+    made = streamer.made(shape, x.dtype, lambda slab: nbytes_of(slab.shape_in(shape), torch.int64))
 
     def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
-        slabs = streamer.slabs(shape, [source], source.nbytes // window.stride)
-        for slab in streamer.each(slabs, [(source, window.read_by)]):
+        readers: list[Reader] = [(source, window.read_by)]
+        for slab in streamer.each(shape, readers, made, whole_nbytes=streamer.whole_nbytes(shape, x.dtype)):
             read = window.read_by(slab)
             padded = fill_outside(in_layout(source.look(read)), read, source.shape[ROWS], float("-inf"))
             yield slab, how.pool(padded)[0]
@@ -74,8 +76,17 @@ def _max_pool_backward(
         _, found = how.pool(x_slab)
         return how.unpool(grad_slab, x_slab, found)
 
-    slabs = streamer.slabs(grads.shape, [grads, xs], 2 * xs.nbytes)
-    pieces = carried(streamer, slabs, grads, xs, how.windows[0], run, fill=float("-inf"))
+    window = how.windows[0]
+
+    def workspace(slab: Slab) -> int:  # the pooled rows again, and their indices
+        shape = slab.shape_in(grads.shape)
+        return nbytes_of(shape, xs.dtype) + nbytes_of(shape, torch.int64)
+
+    made = streamer.made(xs.shape, xs.dtype, workspace, window.read_by)
+
+    readers: list[Reader] = [(grads, None), (xs, window.read_by)]
+    slabs = streamer.each(grads.shape, readers, made, whole_nbytes=streamer.whole_nbytes(xs.shape, xs.dtype))
+    pieces = carried(slabs, grads, xs, window, run, fill=float("-inf"))
     return streamer.collect(xs.shape, xs.dtype, pieces, channel_groups(xs))
 
 
@@ -120,7 +131,11 @@ def _enlarge(streamer: Streamer, x: torch.Tensor, size: Sequence[int], *scales: 
         out: torch.Tensor = _ENLARGE[x.dim()](rows, [read.num_rows * times, *size[1:]])
         return out[:, :, slab.low - read.low * times : slab.high - read.low * times]
 
-    return streamer.wrap(Computed(shape, x.dtype, [source], compute, where))
+    return streamer.wrap(
+        Computed(
+            shape, x.dtype, [source], compute, where, workspace=lambda read: nbytes_of(read.shape_in(shape), x.dtype) * times
+        )
+    )
 
 
 @rule("upsample_nearest2d_backward", "upsample_nearest3d_backward")
@@ -132,8 +147,10 @@ def _enlarge_backward(streamer: Streamer, grad: torch.Tensor, size: Sequence[int
     def where(slab: Slab) -> Slab:
         return slab.rows(slab.low * times, slab.high * times)
 
+    made = streamer.made(in_size, grads.dtype)
+
     def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
-        for slab in streamer.each(streamer.slabs(in_size, [grads], grads.nbytes // times), [(grads, where)]):
+        for slab in streamer.each(in_size, [(grads, where)], made, whole_nbytes=streamer.whole_nbytes(in_size, grads.dtype)):
             rows = in_layout(grads.look(where(slab)))
             yield slab, _ENLARGE_BACKWARD[len(in_size)](rows, [rows.shape[2], *size[1:]], list(slab.shape_in(in_size)))
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from tensorferry.engines.torch.stream import convolution, joining, losses, norms, pointwise, resampling
+from tensorferry.engines.torch.stream import convolution, joining, losses, norms, pointwise, resampling, tokens
 from tensorferry.engines.torch.stream.streamer import RULES
 
-_FILES = (convolution, joining, losses, norms, pointwise, resampling)
+_FILES = (convolution, joining, losses, norms, pointwise, resampling, tokens)
 
 
 def load() -> int:

@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.compat import tree_leaves
 from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.stream import rules
 from tensorferry.engines.torch.stream.decision import choose_sizes, room_nbytes
+from tensorferry.engines.torch.stream.room import BudgetRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
-from tensorferry.engines.torch.stream.streamer import Streamer
+from tensorferry.engines.torch.stream.streamer import Streamer, op_name
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import StreamWarning
 from tensorferry.units import format_bytes
 
+_NUM_CAREFUL_STEPS = 2  # the first leaves something of itself in the process
 _BUFFER_SHARE = 4  # of an op's working memory: what writes under way hold
 
 
@@ -29,19 +30,23 @@ class StreamSession:
         store: SavedTensors,
         states: OptimizerStates,
         limit_nbytes: int,
+        budget_nbytes: int,
         held_nbytes: int,
         watchdog: float,
     ) -> None:
-        """`held_nbytes`: weights, their gradients, buffers and inputs."""
+        """`limit_nbytes`: of the budget, without its margin. `held_nbytes`: weights, their gradients, buffers and inputs."""
         self.sizes = choose_sizes(room_nbytes(limit_nbytes, held_nbytes))
-        self._device = device
         self._store = store
         self._states = states
-        self._limit_nbytes = limit_nbytes
-        self._is_closed = False
+        self._num_steps = 0
         self.io = SlabIO(device.tier, buffer_nbytes=self.sizes.working_nbytes // _BUFFER_SHARE, watchdog_seconds=watchdog)
         rules.load()
-        self.streamer = Streamer(self.io, self.sizes, self._make_room)
+
+        def limit() -> int:  # once a step has ended the margin is given up rather than a training that has begun
+            return limit_nbytes if self._num_steps < _NUM_CAREFUL_STEPS else budget_nbytes
+
+        self.room = BudgetRoom(device, self.io, store, limit, budget_nbytes)
+        self.streamer = Streamer(self.io, self.sizes, self.room)
 
     def warn(self, exact_nbytes: int | None, budget_nbytes: int) -> None:
         """Tell the user, once, that results are not plain's bit for bit."""
@@ -56,21 +61,10 @@ class StreamSession:
     def begin_step(self) -> "StreamedStep":
         """A new step, with the optimizer's state on its way out until it is used."""
         self.streamer.begin_step()
+        self._num_steps += 1
         for state in self._states.find():
             self._states.swap_out(state)
-        return StreamedStep(self._store, self._states, self.streamer, self._make_room)
-
-    def _make_room(self, need_nbytes: int | None = None) -> None:
-        """Give freed memory back where what is needed next would not fit beside it."""
-        if self._is_closed:  # a tensor that outlived the context is in memory
-            return
-        need_nbytes = self.sizes.working_nbytes if need_nbytes is None else need_nbytes
-        held_nbytes = self._store.swapper.held_nbytes()
-        # kernels that unfold their input take many times its size, so half of the budget is kept clear of what was freed
-        if held_nbytes + max(need_nbytes, self._limit_nbytes // 2) > self._limit_nbytes:
-            self._device.trim()
-            self.io.trim()
-            self._store.swapper.make_room(need_nbytes, self._limit_nbytes)
+        return StreamedStep(self._store, self._states, self.streamer, self.room)
 
     def notes(self) -> Iterable[str]:
         """What a report says of it."""
@@ -90,25 +84,24 @@ class StreamSession:
                 for rows in self.io.live():
                     rows.settle()
         finally:
-            self._is_closed = True
+            self.room.is_closed = True
             self.io.close()
 
 
 class StreamedStep:
     """A step whose large tensors are streamed, and whose others are swapped out until backward reads them."""
 
-    def __init__(self, store: SavedTensors, states: OptimizerStates, streamer: Streamer, make_room: Any) -> None:
+    def __init__(self, store: SavedTensors, states: OptimizerStates, streamer: Streamer, room: BudgetRoom) -> None:
         self.store = store
         self._states = states
         self._streamer = streamer
-        self._make_room = make_room
+        self._room = room
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op by its rule, or whole."""
-        self._states.make_touched_resident(args, kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if type(t) in (torch.Tensor, torch.nn.Parameter)]
-        with self.store.lock:
-            self._make_room(3 * max((t.nbytes for t in tensors), default=0))
+        if self._states.any_away:
+            self._room.demand(self._states.away_nbytes(args, kwargs), op_name(func))
+            self._states.make_touched_resident(args, kwargs)
         return self._streamer.run(func, args, kwargs)
 
     def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
@@ -122,4 +115,6 @@ class StreamedStep:
     def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         """Backward reads a tensor."""
         with self.store.lock, self.store.at_work():
+            if isinstance(handle, Handle) and not handle.saved.resident:
+                self._room.demand(handle.saved.nbytes, handle.saved.label or "backward")
             return self.store.load(handle)

@@ -51,6 +51,7 @@ class SlabIO:
         self._out, self._in = CopyLane(Lane.OUT), CopyLane(Lane.IN)
         self._writes: deque[tuple[ThreadCopyOut[Buffer], int]] = deque()
         self._writes_nbytes = 0
+        self._reads: deque[SlabRead] = deque()  # those that may be under way
         self.departed: deque[ThreadCopyOut[Buffer]] = deque()  # what dead tensors left on the tier
         self._stored: weakref.WeakSet[StoredRows] = weakref.WeakSet()
 
@@ -70,8 +71,15 @@ class SlabIO:
         """Start reading a slab."""
         read = SlabRead(self, stored, slab)
         self.read_nbytes += read.nbytes
+        self._reads.append(read)
         self._in.put(read)
         return read
+
+    def reading_nbytes(self) -> int:
+        """What reads under way will hold."""
+        while self._reads and self._reads[0].done():  # they end in their order
+            self._reads.popleft()
+        return sum(read.nbytes for read in self._reads)
 
     def add(self, stored: "StoredRows") -> None:
         """A tensor that will be written here."""
@@ -84,6 +92,11 @@ class SlabIO:
                 f"waited {self._watchdog_seconds:.0f} s for a slab of {format_bytes(copy.nbytes)} at {self.tier.describe}; the "
                 "tier hangs or is far too slow. Check it, choose another tier, or raise watchdog_seconds."
             )
+
+    def end_writes(self) -> None:
+        """Wait until every write has ended, so that its memory is let go."""
+        while self._writes:
+            self._end_write()
 
     def trim(self) -> None:
         """Give back what dead buffers keep."""
@@ -99,6 +112,7 @@ class SlabIO:
         self._out.close()
         self._in.close()
         self._writes.clear()
+        self._reads.clear()
         self.memory.spare_limit_nbytes = 0
         for stored in self.live():
             stored.release()
@@ -124,6 +138,7 @@ class StoredRows:
         self.dtype = dtype
         self.io = io
         self.row_nbytes = prod(shape[3:]) * shape[1] * dtype.itemsize
+        self.piece_rows = max(1, _MIN_PIECE_NBYTES // self.row_nbytes)
         self._pieces: list[list[StoredPiece]] = [[] for _ in range(shape[0])]  # by sample
         self._is_lost = False
         self._settled: torch.Tensor | None = None
@@ -131,7 +146,7 @@ class StoredRows:
 
     def write(self, slab: Slab, tensor: torch.Tensor) -> None:
         """Start writing a slab, which follows the one before; the tensor may change afterwards."""
-        step = max(1, _MIN_PIECE_NBYTES // self.row_nbytes)
+        step = self.piece_rows
         for sample in range(slab.first, slab.last):
             block, rows = self.buffer(1, slab.low, slab.high)
             rows.copy_(tensor[sample - slab.first : sample - slab.first + 1])

@@ -60,6 +60,11 @@ class Window:
         low = out.low * self.stride - self.padding
         return out.rows(low, low + (out.num_rows - 1) * self.stride + self.reach)
 
+    @property
+    def least_rows(self) -> int:
+        """So many rows of output read at least one row that the input has, at its edges too."""
+        return max(1, (self.padding - self.reach) // self.stride + 2)
+
     def num_out(self, num_rows: int) -> int:
         """Rows of output from all rows of the input."""
         return (num_rows + 2 * self.padding - self.reach) // self.stride + 1

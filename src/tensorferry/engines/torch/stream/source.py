@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tensorferry.engines.torch.stream.slab_io import SlabIO, SlabRead, StoredRows
-from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of, whole
+from tensorferry.engines.torch.stream.slabs import ROWS, Slab, cut, nbytes_of, whole
+
+_NUM_CHUNKS = 8  # a sample is read whole in so many
 
 
 class SlabSource(ABC):
@@ -131,7 +133,11 @@ class Stored(SlabSource):
 
 
 class Computed(SlabSource):
-    """A function of slabs of other tensors; `where` tells which slab of them it reads for one of its own."""
+    """A function of slabs of other tensors.
+
+    where: which slab of them it reads for one of its own. is_in_place: whether its result is in the memory of its first input's
+    slab. workspace: what it takes beyond its inputs and its result, by the slab that it reads.
+    """
 
     def __init__(
         self,
@@ -140,18 +146,27 @@ class Computed(SlabSource):
         inputs: Sequence[SlabSource],
         compute: Callable[[Slab], torch.Tensor],
         where: Callable[[Slab], Slab] | None = None,
+        *,
         name: str = "",
+        is_in_place: bool = False,
+        workspace: Callable[[Slab], int] | None = None,
     ) -> None:
         super().__init__(shape, dtype, inputs)
         self.name = name  # of the op, where somebody asks
+        self.where = where
+        self.is_in_place = is_in_place
         self._compute = compute
-        self._where = where
+        self._workspace = workspace
+
+    def workspace(self, slab: Slab) -> int:
+        """Bytes beyond inputs and result, by the slab that is read."""
+        return 0 if self._workspace is None else self._workspace(slab)
 
     def read(self, slab: Slab) -> torch.Tensor:
         return self._compute(slab)
 
     def expect(self, slab: Slab) -> None:
-        super().expect(slab if self._where is None else self._where(slab))
+        super().expect(slab if self.where is None else self.where(slab))
 
 
 class Joined(SlabSource):
@@ -166,19 +181,18 @@ class Joined(SlabSource):
 
 
 def read_whole(source: SlabSource) -> torch.Tensor:
-    """All of a tensor in memory, in the default layout."""
+    """All of a tensor in memory, in the default layout; by slabs, since two whole copies at once would be too much."""
     tensor = torch.empty(source.shape, dtype=source.dtype)
-    if isinstance(source, Stored):  # by slabs: two whole copies at once would be too much
-        for slab in source.slabs:
-            tensor[slab.first : slab.last, :, slab.low : slab.high] = source.read(slab)
-        return tensor
-    num_rows = source.shape[ROWS]
-    step = max(1, num_rows // 8)
-    for sample in range(source.shape[0]):
-        for low in range(0, num_rows, step):
-            high = min(low + step, num_rows)
-            tensor[sample : sample + 1, :, low:high] = source.look(Slab(sample, sample + 1, low, high))
+    for slab in chunks(source):
+        tensor[slab.first : slab.last, :, slab.low : slab.high] = source.look(slab)
     return tensor
+
+
+def chunks(source: SlabSource) -> list[Slab]:
+    """The slabs in which a tensor is read whole, the largest first."""
+    if isinstance(source, Stored):
+        return source.slabs
+    return cut(source.shape, source.shape[0] * min(_NUM_CHUNKS, source.shape[ROWS]))
 
 
 def is_whole(slab: Slab, shape: Sequence[int]) -> bool:

@@ -3,24 +3,27 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import torch
 
 from tensorferry.engines.torch.compat import tree_leaves, tree_map_only
+from tensorferry.engines.torch.demand import estimate_demand, most_nbytes
+from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.stream.decision import StreamSizes
+from tensorferry.engines.torch.stream.needs import Made, Reader, Where, need_of, nothing
+from tensorferry.engines.torch.stream.room import Room
 from tensorferry.engines.torch.stream.slab_io import SlabIO
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, cut, nbytes_of
-from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Stored, read_whole
-from tensorferry.engines.torch.stream.tensor import StreamCell, StreamedTensor
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, cut, nbytes_of
+from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Stored, chunks, read_whole
+from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedTensor
 from tensorferry.errors import NotSupported
 
 Rule = Callable[..., Any]  # takes a streamer and the op's arguments; NotImplemented: the op is run whole
-Reader = tuple[SlabSource, Callable[[Slab], Slab] | None]  # a source and which slab of it is read for one of the op's
 RULES: dict[str, Rule] = {}  # by the name of an op without its overload
 _SEEDS: set[str] = set()  # ops whose outputs may be too large though no input is streamed
 _POINTWISE_BACKWARD = {f"{name}_backward" for name in ("leaky_relu", "elu", "hardtanh", "hardswish", "mish", "silu", "gelu")}
+_LEAST_SHARE = 4  # of an op's working memory: what slabs have at least
 _MAX_LEAVES = 12  # a function of more slabs than this is stored: it would be computed again for every reader
 
 
@@ -46,12 +49,13 @@ class StreamCounts:
 class Streamer:
     """Makes streamed tensors and computes with them."""
 
-    def __init__(self, io: SlabIO, sizes: StreamSizes, make_room: Callable[[], None]) -> None:
+    def __init__(self, io: SlabIO, sizes: StreamSizes, room: Room) -> None:
         self.io = io
         self.sizes = sizes
         self.counts = StreamCounts()
         self.brought_back: Counter[str] = Counter()  # bytes by op
-        self._make_room = make_room
+        self.op = ""  # that is run
+        self.room = room
         self._number = 0
         self._wanted_moments: set[int] = set()  # stored tensors, by number, that a norm reads
 
@@ -63,15 +67,21 @@ class Streamer:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op by its rule, or whole."""
-        name = op_name(func)
+        name = self.op = op_name(func)
         streamed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor)]
         if streamed or name in _SEEDS:
             out = self._by_rule(name, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         if not streamed:
-            return func(*args, **kwargs)
+            return self._run_plain(func, args, kwargs)
         return self._run_whole(name, func, args, kwargs)
+
+    def _run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op on tensors in memory, which fits or is not begun."""
+        if not self.room.fits(most_nbytes(args, kwargs)):  # which mostly spares the estimate
+            self.room.demand(estimate_demand(func, args, kwargs), self.op)
+        return run_op(func, args, kwargs)
 
     def _by_rule(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from tensorferry.engines.torch.stream.pointwise import run_pointwise
@@ -92,17 +102,21 @@ class Streamer:
                 full = source.tensor
             else:
                 self.brought_back[name] += source.nbytes
-                self.make_room()
+                chunk_nbytes = max(need_of([(source, None)], nothing, slab).nbytes for slab in chunks(source))
+                self.room.demand(source.nbytes + chunk_nbytes, name)
                 full = read_whole(source)
             if is_shared:
                 tensor.cell.source = Resident(full)
+            if tensor.shown in (Shown.TOKENS, Shown.TURNED):
+                rows = full[0, :, :, 0].t()
+                return rows.t() if tensor.shown is Shown.TURNED else rows.view(tensor.shape)
             return full.view(tensor.shape)
 
         written = _first_written(func, args)
         if isinstance(written, StreamedTensor) and (written.is_flat or written.cell.has_views):
             raise written_through_view(name)
         whole_args, whole_kwargs = tree_map_only(StreamedTensor, bring_back, (args, kwargs))
-        out = func(*whole_args, **whole_kwargs)
+        out = self._run_plain(func, whole_args, whole_kwargs)
         return written if isinstance(written, StreamedTensor) else out
 
     # tensors
@@ -111,7 +125,7 @@ class Streamer:
         """A tensor whose slabs come from a source; one that is a function of too many others is stored."""
         if isinstance(source, Computed) and sum(1 for _ in source.leaves()) > _MAX_LEAVES:
             stored = self.stored(source.shape, source.dtype)
-            for slab in self.each(self.slabs(source.shape, [source], source.nbytes), [(source, None)]):
+            for slab in self.each(source.shape, [(source, None)], self.made(source.shape, source.dtype)):
                 stored.write(slab, source.look(slab))
             source = stored
         return StreamedTensor(self, StreamCell(source))
@@ -135,6 +149,25 @@ class Streamer:
         """Whether a tensor is not to be in memory whole."""
         return len(shape) in LAYOUTS and nbytes_of(shape, dtype) >= self.sizes.threshold_nbytes
 
+    def made(
+        self, shape: Sequence[int], dtype: torch.dtype, workspace: Callable[[Slab], int] | None = None, where: Where | None = None
+    ) -> Made:
+        """What a kernel takes that makes a slab of a tensor for `collect`, which writes it from a copy.
+
+        `workspace`: beyond its output. `where`: which slab it makes for one that is cut, where that is another.
+        """
+        num_copies = 2 if self.is_large(shape, dtype) else 0  # what is written, and what a norm's statistics are found from
+
+        def nbytes(slab: Slab) -> tuple[int, int]:
+            out_nbytes = nbytes_of((slab if where is None else where(slab)).shape_in(shape), dtype)
+            return out_nbytes + (0 if workspace is None else workspace(slab)), (1 + num_copies) * out_nbytes
+
+        return nbytes
+
+    def whole_nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """What `collect` leaves in memory."""
+        return 0 if self.is_large(shape, dtype) else nbytes_of(shape, dtype)
+
     def collect(
         self, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[Slab, torch.Tensor]], groups: Sequence[int] = ()
     ) -> torch.Tensor:
@@ -145,6 +178,7 @@ class Streamer:
             tensor = torch.empty(tuple(shape), dtype=dtype, memory_format=LAYOUTS[len(shape)])
             for slab, piece in pieces:
                 tensor[slab.first : slab.last, :, slab.low : slab.high] = piece
+                del piece
             return tensor
         writer = JoinedWriter(self, shape, dtype, groups)
         for slab, piece in pieces:
@@ -154,45 +188,79 @@ class Streamer:
 
     # slabs
 
-    def slabs(
+    def each(
         self,
         shape: Sequence[int],
-        sources: Sequence[SlabSource],
-        out_nbytes: int,
+        readers: Sequence[Reader],
+        made: Made = nothing,
         *,
-        workspace_nbytes: int = 0,
+        whole_nbytes: int = 0,
         min_rows: int = 1,
-    ) -> list[Slab]:
-        """A tensor cut so that working on a slab of it fits; the same for the same shapes in every step and every run.
+        least_rows: int = 1,
+        slabs: Sequence[Slab] | None = None,
+    ) -> Iterator[Slab]:
+        """The slabs of a tensor one after another, cut so that working on each of them fits; `slabs`: as they are given.
 
-        `out_nbytes`: of all that is made, which is held twice: as it is made, and as it is written.
-        `workspace_nbytes`: of kernels, for all of it.
+        readers: what is read for a slab, which is on its way before it is yielded. made: what the kernel takes for a slab.
+        whole_nbytes: what all slabs together leave in memory. min_rows: for a fast kernel; least_rows: for any.
+        Cuts are the same for the same shapes in every step and every run.
         """
-        read_nbytes = sum(leaf.nbytes for source in sources for leaf in source.leaves() if isinstance(leaf, Stored))
-        made_nbytes = sum(source.nbytes for source in sources) + 2 * out_nbytes + workspace_nbytes
-        num_parts = ceil((self.sizes.num_buffers * read_nbytes + made_nbytes) / self.sizes.working_nbytes)
-        slabs = cut(shape, num_parts, min_rows=min_rows)
+        if slabs is None:
+            slabs = self._cut(shape, readers, made, min_rows, least_rows, whole_nbytes)
         self.counts.num_slabs += len(slabs)
-        return slabs
-
-    def each(self, slabs: Sequence[Slab], readers: Sequence[Reader]) -> Iterator[Slab]:
-        """The slabs one after another; what is read for the next one is on its way meanwhile, where there is room for that."""
-        reads_ahead = self.sizes.num_buffers > 1
+        is_expected = False
         try:
             for number, slab in enumerate(slabs):
-                self.make_room()
-                if not reads_ahead or number == 0:
-                    _expect(readers, slab)
-                if reads_ahead and number + 1 < len(slabs):
-                    _expect(readers, slabs[number + 1])
+                following = slabs[number + 1] if number + 1 < len(slabs) and self.sizes.num_buffers > 1 else None
+                is_expected = self._begin_slab(slab, following, readers, made, whole_nbytes, is_expected)
                 yield slab
         finally:
             for source, _ in readers:
                 source.forget()
 
-    def make_room(self) -> None:
-        """Give back freed memory if there is little room."""
-        self._make_room()
+    def _cut(
+        self, shape: Sequence[int], readers: Sequence[Reader], made: Made, min_rows: int, least_rows: int, whole_nbytes: int
+    ) -> list[Slab]:
+        """The fewest slabs that fit; below the least rows for fast kernels only where those would not."""
+
+        def need_nbytes(slabs: list[Slab]) -> int:
+            inner = slabs[1:-1] or slabs  # where there is halo on both sides
+            need = need_of(readers, made, max(inner, key=lambda slab: slab.num_rows * (slab.last - slab.first)))
+            return need.nbytes + (self.sizes.num_buffers - 1) * need.read_nbytes
+
+        def fewest(rows: int, limit_nbytes: int) -> list[Slab]:
+            low, high = 0, shape[0] * max(1, shape[ROWS] // rows)  # of parts: too few, and enough if any are
+            while high - low > 1:
+                middle = (low + high) // 2
+                if need_nbytes(cut(shape, middle, min_rows=rows)) <= limit_nbytes:
+                    high = middle
+                else:
+                    low = middle
+            return cut(shape, high, min_rows=rows)
+
+        # what all slabs leave takes its part; where that is nearly all there is, slabs are small and not tiny
+        working_nbytes = max(self.sizes.working_nbytes - whole_nbytes, self.sizes.working_nbytes // _LEAST_SHARE)
+        slabs = fewest(max(min_rows, least_rows), working_nbytes)
+        if min_rows > least_rows and need_nbytes(slabs) > self.sizes.most_nbytes:
+            slabs = min(slabs, fewest(least_rows, self.sizes.most_nbytes), key=need_nbytes)
+        return slabs
+
+    def _begin_slab(
+        self, slab: Slab, following: Slab | None, readers: Sequence[Reader], made: Made, whole_nbytes: int, is_expected: bool
+    ) -> bool:
+        """Have a slab's bytes on their way, and room for working on it; whether there is room for the next one's too."""
+        need = need_of(readers, made, slab)
+        # what was read ahead is held already, but for the copies that all but one of its readers get
+        need_nbytes = need.computed_nbytes + need.read_nbytes + whole_nbytes
+        ahead_nbytes = 0 if following is None else need_of(readers, made, following).read_nbytes
+        may_read_ahead = self.sizes.num_buffers > 1 and self.room.make(need_nbytes + ahead_nbytes)
+        if not may_read_ahead:
+            self.room.demand(need_nbytes, self.op)
+        if not is_expected:
+            _expect(readers, slab)
+        if may_read_ahead and following is not None:
+            _expect(readers, following)
+        return may_read_ahead
 
 
 def _expect(readers: Sequence[Reader], slab: Slab) -> None:

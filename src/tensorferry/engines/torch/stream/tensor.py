@@ -1,5 +1,6 @@
 """A tensor without memory."""
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,15 @@ if TYPE_CHECKING:
     from tensorferry.engines.torch.stream.streamer import Streamer
 
 
+class Shown(Enum):
+    """How a tensor looks beside its source."""
+
+    AS_IT_IS = auto()
+    FLAT = auto()  # [samples, channels, 1, everything else], as losses want it
+    TOKENS = auto()  # [tokens, features], or with more dimensions before: the source has a row for each token
+    TURNED = auto()  # [features, tokens]
+
+
 class StreamCell:
     """What a streamed tensor and its aliases share: in-place ops replace the source for all of them."""
 
@@ -20,28 +30,36 @@ class StreamCell:
 
 
 class StreamedTensor(torch.Tensor):
-    """Looks like an ordinary tensor in the default layout; its slabs come from a source.
-
-    `is_flat`: it is shown as [samples, channels, 1, everything else], as losses want it.
-    """
+    """Looks like an ordinary tensor in the default layout; its slabs come from a source."""
 
     cell: StreamCell
     streamer: "Streamer"
-    is_flat: bool
+    shown: Shown
 
     @staticmethod
-    def __new__(cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None) -> "StreamedTensor":
+    def __new__(
+        cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None, shown: Shown = Shown.FLAT
+    ) -> "StreamedTensor":
         source = cell.source
         self: StreamedTensor = make_without_memory(
             cls, source.shape if shape is None else shape, dtype=source.dtype, device=torch.device("cpu")
         )
         self.cell = cell
         self.streamer = streamer
-        self.is_flat = shape is not None
+        self.shown = Shown.AS_IT_IS if shape is None else shown
         return self
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is shown in another shape than its source's."""
+        return self.shown is not Shown.AS_IT_IS
+
+    def alike(self, cell: StreamCell) -> "StreamedTensor":
+        """Another one that is shown as this one is."""
+        return StreamedTensor(self.streamer, cell, self.shape if self.is_flat else None, self.shown)
 
     @property
     def source(self) -> SlabSource:
