@@ -13,7 +13,7 @@ from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.plan.floor import streamed_stopped
 
 
-class StreamRoom(Protocol):
+class SlabRoom(Protocol):
     """Memory that is left."""
 
     def fits(self, nbytes: int) -> bool:

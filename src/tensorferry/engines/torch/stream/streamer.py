@@ -12,7 +12,7 @@ from tensorferry.engines.torch.demand import estimate_demand, most_nbytes
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.stream.decision import StreamSizes
 from tensorferry.engines.torch.stream.needs import Made, Reader, Where, need_of, nothing
-from tensorferry.engines.torch.stream.room import StreamRoom
+from tensorferry.engines.torch.stream.room import SlabRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, cut, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Stored, chunks, read_whole
@@ -49,7 +49,7 @@ class StreamCounts:
 class Streamer:
     """Makes streamed tensors and computes with them."""
 
-    def __init__(self, io: SlabIO, sizes: StreamSizes, room: StreamRoom) -> None:
+    def __init__(self, io: SlabIO, sizes: StreamSizes, room: SlabRoom) -> None:
         self.io = io
         self.sizes = sizes
         self.counts = StreamCounts()
