@@ -557,8 +557,11 @@ class LargeTraining:
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        # once steps follow a plan the margin is given up rather than a training that has begun
-        limit_nbytes = self.budget_nbytes if self._num_plans else self._limit_nbytes
+        limit_nbytes = self._limit_nbytes
+        if self._num_plans:  # the margin is given up rather than a training that has begun
+            limit_nbytes = self.budget_nbytes
+        elif self._num_steps:  # and half of it for a step beside one that fitted
+            limit_nbytes = (self.budget_nbytes + self._limit_nbytes) // 2
         room_nbytes = limit_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
