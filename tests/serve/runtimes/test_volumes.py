@@ -86,19 +86,21 @@ def _claim(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no NIfTI file that can be read"),
-        (b"no scan at all" * 100, "no NIfTI file that can be read"),
-        (gzip.compress(save(BOX))[:60], "no NIfTI file that can be read"),
-        (save(BOX)[:400], "no NIfTI file that can be read"),
-        (_claim(dim=[3, 30000, 30000, 30000, 1, 1, 1, 1]), "at most 33,554,432 are taken"),
-        (_claim(dim=[3, 300, 300, 300, 1, 1, 1, 1]), "ends too early"),
-        (_claim(dim=[3, -4, 5, 6, 1, 1, 1, 1]), "expected three axes"),
-        (_claim(pixdim=[1, 1e9, 1, 1, 1, 1, 1, 1]), "which cannot be"),
-        (_claim(vox_offset=1e30), "no NIfTI file that can be read"),
-        (save(np.full((4, 4, 4), np.nan, np.float32)), "NaN or infinite"),
-        (save(np.ones((4, 4), np.int16)), "expected three axes"),
-        (save(np.ones((4, 4, 4), np.complex64)), "expected numbers"),
-        (save(np.ones((4, 4, 4, 2), np.int16)), "the scan has 2 channels; the model was trained on 1"),
+        pytest.param(b"", "no NIfTI file that can be read", id="nothing"),
+        pytest.param(b"no scan at all" * 100, "no NIfTI file that can be read", id="text"),
+        pytest.param(gzip.compress(save(BOX))[:60], "no NIfTI file that can be read", id="cut gzip"),
+        pytest.param(save(BOX)[:400], "no NIfTI file that can be read", id="cut file"),
+        pytest.param(_claim(dim=[3, 30000, 30000, 30000, 1, 1, 1, 1]), "at most 33,554,432 are taken", id="huge"),
+        pytest.param(_claim(dim=[3, 300, 300, 300, 1, 1, 1, 1]), "ends too early", id="short"),
+        pytest.param(_claim(dim=[3, -4, 5, 6, 1, 1, 1, 1]), "expected three axes", id="negative"),
+        pytest.param(_claim(pixdim=[1, 1e9, 1, 1, 1, 1, 1, 1]), "which cannot be", id="flat voxels"),
+        pytest.param(_claim(vox_offset=1e30), "no NIfTI file that can be read", id="far offset"),
+        pytest.param(save(np.full((4, 4, 4), np.nan, np.float32)), "NaN or infinite", id="NaN"),
+        pytest.param(save(np.ones((4, 4), np.int16)), "expected three axes", id="two axes"),
+        pytest.param(save(np.ones((4, 4, 4), np.complex64)), "expected numbers", id="complex"),
+        pytest.param(
+            save(np.ones((4, 4, 4, 2), np.int16)), "the scan has 2 channels; the model was trained on 1", id="two channels"
+        ),
     ],
 )
 def test_bytes_that_are_no_scan_are_the_clients_mistake(data: bytes, says: str, tmp_path: Path) -> None:

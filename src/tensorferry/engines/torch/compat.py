@@ -63,6 +63,7 @@ __all__ = [
     "default_to_fused_or_foreach",
     "disable_current_modes",
     "hook_tables",
+    "log_softmax_backward",
     "make_without_memory",
     "saved_buffers",
     "select_conv_backend",
@@ -95,6 +96,7 @@ _IN_FUNCTIONS: dict[str, object] = {
     "_make_wrapper_subclass": torch.Tensor,  # a tensor without memory
     "_buffers": torch.nn.Module,  # by name, to put fake ones there
     "_compiled_call_impl": torch.nn.Module,  # what `module.compile()` leaves
+    "_log_softmax_backward_data": torch.ops.aten,  # whose gradient is made in the memory of what it reads
     "_non_persistent_buffers_set": torch.nn.Module,  # names of buffers that its state leaves out
     "_new_with_weak_ptr": torch.UntypedStorage,  # a storage from a weak reference to it
     "_optimizer_step_pre_hooks": torch.optim.Optimizer,  # one of those that OPTIMIZER_HOOKS is the beginning of
@@ -108,6 +110,7 @@ check_attributes("torch", IN_PLACE | _IN_FUNCTIONS)
 
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+log_softmax_backward: Any = torch.ops.aten._log_softmax_backward_data
 block_from_weak = torch.UntypedStorage._new_with_weak_ptr
 make_without_memory: Any = torch.Tensor._make_wrapper_subclass  # a tensor that has a shape alone
 

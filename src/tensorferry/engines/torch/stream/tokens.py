@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tensorferry.engines.torch.compat import log_softmax_backward
 from tensorferry.engines.torch.stream.slabs import Slab
 from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, rule
@@ -209,7 +210,7 @@ def softmax_backward_of_tokens(streamer: Streamer, grad: torch.Tensor, out: Stre
     grads, outs = _source_of(grad), out.source
     if grads is None:
         return NotImplemented
-    if isinstance(grads, _PickedGradient) and op is aten._log_softmax_backward_data and dtype is outs.dtype:
+    if isinstance(grads, _PickedGradient) and op is log_softmax_backward and dtype is outs.dtype:
         picked = grads
 
         def compute_in_place(slab: Slab) -> torch.Tensor:
