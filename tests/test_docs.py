@@ -73,7 +73,7 @@ def _as_python(line: str, python: str) -> str:
 def _run_script(python: str, text: str, folder: Path) -> None:
     script = folder / "page.py"
     script.write_text(text)
-    done = subprocess.run([python, "-W", "error", script.name], cwd=folder, capture_output=True, text=True, timeout=280)
+    done = subprocess.run([python, "-W", "error", script.name], cwd=folder, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
 
 

@@ -33,7 +33,7 @@ def test_the_models_have_the_sizes_that_they_are_named_after(save, feed: dict, s
 def test_the_soak_finds_no_wrong_answer_and_absent_peers_are_skipped(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "serve.py"), "--parts", "soak,cpu", "--seconds", "0.2"]
     command += ["--soak-seconds", "3", "--mlserver", str(tmp_path / "python"), "--save", str(tmp_path / "serve.json")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800)
     assert "0 wrong answers" in done.stdout, done.stdout
     assert "MLServer: skipped, no Python at" in done.stdout
     assert "Triton: skipped" in done.stdout

@@ -17,7 +17,7 @@ DEMO = ["-m", "tensorferry.cli", "demo"]
 
 
 def _demo(*arguments: str, folder: Path, python: str = sys.executable) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([python, *DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=280)
+    return subprocess.run([python, *DEMO, *arguments], cwd=folder, capture_output=True, text=True, timeout=800)
 
 
 def _children(pid: int) -> list[int]:

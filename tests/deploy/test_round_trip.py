@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not _PYTHON, reason="FERRY_MODELS_PYTHON names n
 
 
 def _round_trip(bodies: list[dict[str, Any]]) -> Any:
-    done = subprocess.run([_PYTHON, str(_ROUND_TRIP)], input=json.dumps(bodies), capture_output=True, text=True, timeout=240)
+    done = subprocess.run([_PYTHON, str(_ROUND_TRIP)], input=json.dumps(bodies), capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -170,7 +170,7 @@ def told() -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()

@@ -55,7 +55,7 @@ def test_a_run_goes_on_with_the_back_end_it_was_begun_with_and_refuses_another(
 
     def ferry(python: str, *arguments: str) -> str:
         command = [python, "-m", "tensorferry.cli", "train", *arguments]
-        done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=800)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

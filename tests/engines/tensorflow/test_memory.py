@@ -68,7 +68,7 @@ def _run(program: str, budget_nbytes: int, onednn: str = "1") -> dict:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
