@@ -1,51 +1,16 @@
 """Products, losses and sums over rows of tokens, no further from float64 than twice plain torch's error."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
+from slab_ops import streaming
 from torch import nn
 from torch.nn import functional
 
-from tensorferry.engines.torch.record import OpMode
-from tensorferry.engines.torch.stream import rules
-from tensorferry.engines.torch.stream.decision import StreamSizes
-from tensorferry.engines.torch.stream.slab_io import SlabIO
-from tensorferry.engines.torch.stream.streamer import Streamer
-from tensorferry.tiers import open_tier
-
-rules.load()
 WIDTH, VOCABULARY = 16, 300
+WORKING_NBYTES = 32_000  # an op could not hold as much as it makes
 Loss = Callable[[torch.Tensor], torch.Tensor]
-
-
-class AllRoom:
-    """As much memory as anybody wants."""
-
-    def fits(self, nbytes: int) -> bool:
-        return nbytes >= 0
-
-    def make(self, nbytes: int) -> bool:
-        return nbytes >= 0
-
-    def demand(self, nbytes: int, op: str) -> None:
-        assert nbytes >= 0
-        assert op
-
-
-@contextmanager
-def streaming(working_nbytes: int = 32_000) -> Iterator[Streamer]:
-    """Ops inside stream tokens of which an op could not hold as much as it makes."""
-    tier = open_tier("shm")
-    io = SlabIO(tier, buffer_nbytes=working_nbytes, watchdog_seconds=30.0)
-    streamer = Streamer(io, StreamSizes(working_nbytes, working_nbytes, 1, num_buffers=2), AllRoom())
-    try:
-        with OpMode(streamer.run):
-            yield streamer
-    finally:
-        io.close()
-        tier.close()
 
 
 def run(model: nn.Module, x: torch.Tensor, loss: Loss) -> list[torch.Tensor]:
@@ -93,7 +58,7 @@ def test_streamed_tokens_are_as_near_to_the_truth_as_plain_ones(name: str, shape
     torch.manual_seed(0)
     model, x = build(), torch.randn(shape)
     plain = run(model, x, loss)
-    with streaming() as streamer:
+    with streaming(WORKING_NBYTES) as streamer:
         streamed = run(model, x, loss)
         assert streamer.counts.num_slabs > 5
         assert not streamer.brought_back
@@ -106,7 +71,7 @@ def test_streamed_tokens_are_as_near_to_the_truth_as_plain_ones(name: str, shape
 
 def test_scores_for_a_vocabulary_are_never_stored() -> None:
     torch.manual_seed(0)
-    with streaming() as streamer:
+    with streaming(WORKING_NBYTES) as streamer:
         run(nn.Linear(WIDTH, VOCABULARY), torch.randn(200, WIDTH), next_token)
         assert streamer.counts.num_slabs > 5
         assert streamer.counts.num_stored == 0
@@ -115,7 +80,7 @@ def test_scores_for_a_vocabulary_are_never_stored() -> None:
 def test_tokens_that_are_brought_back_keep_their_shape() -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(WIDTH, VOCABULARY), torch.randn(3, 70, WIDTH)
-    with streaming() as streamer, torch.no_grad():
+    with streaming(WORKING_NBYTES) as streamer, torch.no_grad():
         out, turned = linear(x).flip(1), linear(x[0]).t().flip(0)
         assert streamer.brought_back["flip"]
     torch.testing.assert_close(out, linear(x).detach().flip(1))
