@@ -61,6 +61,13 @@ def test_the_processes_of_a_program_are_as_warm(warm: str) -> None:
     assert first[0] == warm
 
 
+@pytest.mark.parametrize("options", [["-B", "-W", "error"], ["-Werror", "-B"]])
+def test_options_that_python_hands_on_to_its_processes_are_taken(options: list[str], warm: str) -> None:
+    code = "import sys; print(sys.dont_write_bytecode, sys.warnoptions)"
+    done = subprocess.run([warm, *options, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True ['error']\n", done.stderr
+
+
 def test_an_error_and_a_warning_that_is_one_end_with_code_1(warm: str) -> None:
     done = subprocess.run(
         [warm, "-W", "error", "-c", "import warnings; warnings.warn('careful')"], capture_output=True, text=True

@@ -1,5 +1,6 @@
 """From a graph to a trace."""
 
+from statistics import median
 from typing import Any
 
 import keras
@@ -66,13 +67,13 @@ def test_the_modelled_memory_is_what_the_allocator_hands_out() -> None:
     ]
     bench.run(swap, num_steps=2, gated_nbytes=0, watched=True)
     tables = ferry.plan.schedule.make_tables(trace)
-    start = bench.log.probes[0].left_nbytes
-    wrong = [
-        abs(probe.left_nbytes - start - int(tables.lowest[i] - tables.demand_nbytes[i] - tables.start_nbytes))
+    apart = [
+        probe.left_nbytes - int(tables.lowest[i] - tables.demand_nbytes[i] - tables.start_nbytes)
         for i, probe in bench.log.probes.items()
     ]
     bench.close()
-    assert sorted(wrong)[len(wrong) // 2] < trace.plain_peak_nbytes / 50
+    elsewhere = median(apart)  # no first gate tells: what the step before held may still be on its way out
+    assert median(abs(nbytes - elsewhere) for nbytes in apart) < trace.plain_peak_nbytes / 50
 
 
 def _wide_volumes():
