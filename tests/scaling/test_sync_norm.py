@@ -10,7 +10,8 @@ from norm_models import NUM_STEPS, train_alone, train_in_two
 from tensorferry.scaling.launch import launch
 from tensorferry.scaling.world import Cluster
 
-ROUNDING = 2e-5  # sums in another order, whatever the CPU adds at once; a gradient that is lost moves weights a hundred times as far
+# sums in another order, whatever the CPU adds at once; a gradient that is lost moves weights a hundred times as far
+ROUNDING = 2e-5
 
 
 @pytest.fixture(scope="module")

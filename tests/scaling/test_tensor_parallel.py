@@ -11,7 +11,8 @@ from tensor_models import MODELS, find_in_two, train_in_four, train_whole
 from tensorferry.scaling.launch import launch
 from tensorferry.scaling.world import Cluster
 
-ROUNDING = 2e-5  # sums in another order, whatever the CPU adds at once; a gradient that is lost moves weights a hundred times as far
+# sums in another order, whatever the CPU adds at once; a gradient that is lost moves weights a hundred times as far
+ROUNDING = 2e-5
 
 
 @pytest.fixture(scope="module")

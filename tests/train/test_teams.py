@@ -15,7 +15,8 @@ from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.trained import load_trained
 
 LAYERED = f"{Path(__file__).with_name('teams.py')}:Layered"
-ROUNDING = 1e-4  # a hundredth of a step: AdamW divides by a gradient's size, so a weight whose gradient is rounding may go anywhere
+# a hundredth of a step: AdamW divides by a gradient's size, so a weight whose gradient is rounding may go anywhere
+ROUNDING = 1e-4
 
 
 @pytest.fixture(scope="module")
