@@ -35,8 +35,9 @@ from tensorferry.engines.torch.model_memory import find_model_memory, find_optim
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
+from tensorferry.engines.torch.reading import announcing_reads
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
-from tensorferry.engines.torch.state import OptimizerStates, state_blocks
+from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
 from tensorferry.engines.torch.wake import wake_kernels
@@ -196,6 +197,7 @@ class LargeTraining:
                     self._part_hooks.callback(handle.remove)
             stack.enter_context(clear_backward_errors(self._backward_failed))
             stack.enter_context(refuse_transforms())
+            stack.enter_context(announcing_reads(self._before_read, self._store.lock))
             if is_keras(self._model):
                 stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
             stack.enter_context(running_uncompiled(self._note_compiled))
@@ -275,6 +277,7 @@ class LargeTraining:
 
     def _unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         if in_backward():  # looking at a node's saved tensors is no backward pass
+            self._go_on()
             self._step_over = True
         if self._step is None:
             with self._store.lock, self._store.at_work():
@@ -286,6 +289,19 @@ class LargeTraining:
         if isinstance(self._step, PlannedStep):
             self._step.swap_out_all()
         self._store.swapper.end_copies_out()
+
+    def _before_read(self, tensor: torch.Tensor, lasts: bool) -> None:
+        """Somebody reads a tensor's memory without an op; `lasts`: and goes on reading."""
+        for plain in () if self._store.busy else plain_tensors((tensor,)):
+            self._states.make_touched_resident((plain,), {})
+            if self._window is not None and lasts:
+                self._window.hold([plain])
+            elif self._window is not None:
+                self._window.borrow(plain)
+
+    def _go_on(self) -> None:
+        if self._window is not None:
+            self._window.let_go_of_held()
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()
@@ -299,6 +315,7 @@ class LargeTraining:
         if not self._store.any_alive():
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
+        self._go_on()
         self._forecast_once(module, args, kwargs)
 
     def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -418,8 +435,7 @@ class LargeTraining:
 
     def _open_window(self, window_nbytes: int, sources: Mapping[torch.nn.Parameter, FileSlice] = _NO_SOURCES) -> None:
         window = self._window = WeightWindow(self._store, self._model, window_nbytes)
-        self._states.make_all_resident()
-        self._states.moves_elsewhere = window.holds
+        self._states.leave_to(window)
         self._window_hooks.enter_context(window.moving(self._states.optimizers, sources))
         self._device.trim()
         self._device.forget_highest()  # what was built in memory before was the user's own

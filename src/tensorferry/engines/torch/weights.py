@@ -7,7 +7,7 @@ meanwhile, as far as the window has room) and what is wanted last. That is Belad
 What was not changed since it came leaves without a copy. Tensors stay the user's own: as in `state.py` only their storage is
 emptied and filled again, so autograd, the optimizer and views of them see what they always saw, bit for bit.
 
-Limit: code that reads a tensor's memory without an op (`numpy()`, pickling a parameter by itself) may find a storage of no bytes.
+What a `state_dict` hands out may be read at any time and without an op, so it is held, window or not, until training goes on.
 """
 
 import weakref
@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tensorferry.engines.core.movable import Residency, Swapper
 from tensorferry.engines.torch.compat import block_from_weak, tree_leaves
+from tensorferry.engines.torch.hooks import UncopiedHook
 from tensorferry.engines.torch.record import mutated
 from tensorferry.engines.torch.state import StateStorage, plain_tensors
 from tensorferry.engines.torch.swap import SavedTensors
@@ -112,6 +113,7 @@ class WeightWindow:
         self._place = 0  # in the last order
         self._num_uses = 0
         self._in_use: list[WindowStorage] = []  # by the op that runs
+        self._held: dict[int, WindowStorage] = {}  # by address: read by somebody without an op
         self._widest_nbytes = 0  # the most that any op has used
         self._is_updating = False  # an optimizer steps
 
@@ -132,11 +134,11 @@ class WeightWindow:
                         self._join(parameter.grad, f"{name} gradient", ("gradient", name))
                     stack.callback(parameter.register_post_accumulate_grad_hook(_GradientHook(self, name)).remove)
             for optimizer in optimizers:
-                for tensor in tree_leaves(list(optimizer.state.values())):
-                    self._join_state(tensor)
+                self.join_states(optimizer)
             stack.callback(register_optimizer_step_pre_hook(lambda *_: self._note_update(True)).remove)
             stack.callback(register_optimizer_step_post_hook(lambda *_: self._note_update(False)).remove)
-            stack.callback(self._model.register_state_dict_pre_hook(lambda *_: self._before_state_dict()).remove)
+            for module in self._model.modules():
+                stack.callback(module.register_state_dict_pre_hook(UncopiedHook(self._before_state_dict)).remove)
             self._keep_within()
             yield
 
@@ -190,14 +192,21 @@ class WeightWindow:
         with self._store.lock, self._store.at_work():
             self._make_room(0, self._in_use)
 
-    def _before_state_dict(self) -> None:
-        if self._sources():
+    def join_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer has moves from now on."""
+        for tensor in tree_leaves(list(optimizer.state.values())):
+            self._join_state(tensor)
+
+    def _before_state_dict(self, module: torch.nn.Module, *_: Any) -> None:
+        own = list(module.parameters(recurse=False))
+        if any(self._source_of(parameter) is not None for parameter in own):
             raise BadUse(
                 "weights that were loaded onto the tier may not fit memory all at once; save them with big.save_weights(FILE)"
             )
-        self.make_all_resident()
+        self.hold(own)
 
     def _note_update(self, begins: bool) -> None:
+        self.let_go_of_held()
         self._is_updating = begins
 
     def _may_move(self, tensor: torch.Tensor) -> bool:
@@ -221,6 +230,7 @@ class WeightWindow:
         """Uses from now on are another step's; `hand_over` is told of each storage that begins to move in it."""
         self._hand_over = hand_over
         self._is_updating = False
+        self.let_go_of_held()
         if self._order.keys:
             self._order, self._last_order, self._place = _Order(), self._order, 0
         self._members = {address: member for address, member in self._members.items() if not member.is_gone}
@@ -296,7 +306,7 @@ class WeightWindow:
 
     def _make_room(self, need_nbytes: int, used: Iterable[WindowStorage]) -> None:
         """Have room for so much in the window; what is in use stays, even where that is wider than the window."""
-        needed = {id(member) for member in used}
+        needed = {id(member) for member in (*used, *self._held.values())}
         excess_nbytes = self.resident_nbytes + need_nbytes - self.window_nbytes
         if excess_nbytes <= 0:
             return
@@ -357,7 +367,7 @@ class WeightWindow:
     def _begin_to_leave(self, need_nbytes: int, place: int, used: list[WindowStorage]) -> None:
         """Let go what is wanted after a place, what is wanted last first; nobody waits for it."""
         leaving_nbytes = sum(m.nbytes for m in self._members.values() if m.residency is Residency.SWAPPING_OUT)
-        needed = {id(member) for member in used}
+        needed = {id(member) for member in (*used, *self._held.values())}
         candidates = (m for m in self._members.values() if m.resident and not m.is_gone and id(m) not in needed)
         for member in sorted(candidates, key=self._wanted_at, reverse=True):
             if leaving_nbytes >= need_nbytes or self._wanted_at(member)[0] <= place:
@@ -380,6 +390,23 @@ class WeightWindow:
         if failed is not None:
             raise failed
 
+    def hold(self, tensors: Iterable[Any]) -> None:
+        """Have tensors in memory, whatever the window, until training goes on."""
+        found = [member for t in tensors if isinstance(t, torch.Tensor) and (member := self._find(t)) is not None]
+        self._held.update((member.address, member) for member in found)
+        with self._store.lock, self._store.at_work():
+            self._bring_in(found)
+
+    def hold_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have all state of an optimizer in memory until training goes on."""
+        self.hold(tree_leaves(list(optimizer.state.values())))
+
+    def let_go_of_held(self) -> None:
+        """Training goes on."""
+        if self._held:
+            self._held.clear()
+            self._keep_within()
+
     def borrow(self, tensor: torch.Tensor) -> None:
         """Have a tensor's bytes in memory until the next one is asked for."""
         if (member := self._find(tensor)) is not None:
@@ -399,13 +426,13 @@ class WeightWindow:
 
     def _sources(self) -> dict[int, FileSlice]:
         """The files that have the bytes of parameters, by the id of the parameter."""
-        found = {}
-        for parameter in self._model.parameters():
-            member = self._find(parameter)
-            for slot in () if member is None else (member.unchanged, member.slot):
-                if isinstance(slot, FileSlice):
-                    found[id(parameter)] = slot
-        return found
+        found = {id(parameter): self._source_of(parameter) for parameter in self._model.parameters()}
+        return {key: source for key, source in found.items() if source is not None}
+
+    def _source_of(self, parameter: torch.Tensor) -> FileSlice | None:
+        member = self._find(parameter)
+        slots = () if member is None else (member.unchanged, member.slot)
+        return next((slot for slot in slots if isinstance(slot, FileSlice)), None)
 
     def close(self) -> None:
         """Have everything back for good that no file has, and nothing on the tier."""
