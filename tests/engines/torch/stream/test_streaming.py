@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from programs import run_program
+from slab_ops import gradients_of
 from torch import nn
 
 import tensorferry as ferry
@@ -84,7 +85,7 @@ def test_a_streamed_training_learns_what_a_plain_one_does(streamed: dict[str, An
     for loss in streamed["losses"]:
         plain = compute_loss(model, *make_batch(edge=64))
         plain.backward()
-        norm = float(sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None) ** 0.5)
+        norm = float(sum(gradient.double().square().sum() for gradient in gradients_of(model)) ** 0.5)
         optimizer.step()
         optimizer.zero_grad()
         assert loss == pytest.approx(plain.item(), rel=1e-5)
@@ -125,7 +126,7 @@ def train(model: Small, num_steps: int = 2) -> tuple[Any, list[torch.Tensor]]:
         for _ in range(num_steps):
             model.zero_grad()
             model(X).square().mean().backward()
-    return big, [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return big, gradients_of(model)
 
 
 def test_asked_for_streaming_needs_no_warning_and_repeats_to_the_bit() -> None:

@@ -10,9 +10,10 @@ from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.stream import rules
 from tensorferry.engines.torch.stream.decision import choose_sizes, room_nbytes
+from tensorferry.engines.torch.stream.registry import op_name
 from tensorferry.engines.torch.stream.room import BudgetRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
-from tensorferry.engines.torch.stream.streamer import Streamer, op_name
+from tensorferry.engines.torch.stream.streamer import Streamer
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import StreamWarning
 from tensorferry.units import format_bytes
