@@ -38,6 +38,9 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.reading import announcing_reads
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
 from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
+from tensorferry.engines.torch.stream.decision import count_rows, streamed_floor_nbytes
+from tensorferry.engines.torch.stream.rules import can_stream
+from tensorferry.engines.torch.stream.session import StreamSession
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
 from tensorferry.engines.torch.wake import wake_kernels
@@ -139,7 +142,9 @@ class LargeTraining:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._stream = stream
-        self._streaming: Any = None  # a StreamSession, once steps are streamed
+        self._streaming: StreamSession | None = None  # once steps are streamed
+        self._held_nbytes: dict[Any, int] = {}  # by kind of inputs whose steps are streamed: what those hold all of the time
+        self._inputs: Any = None  # of the forward pass that was last begun
         self._open_device = open_device
         self._weights = read_weights_option(weights, model)
         self._window: WeightWindow | None = None  # where weights move
@@ -327,7 +332,7 @@ class LargeTraining:
 
     def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
+        inputs = self._inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
         if inputs in self._forecast_inputs:
             return
         with self._store.at_work(), disable_current_modes():
@@ -364,8 +369,9 @@ class LargeTraining:
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
         if self._stream is True:
-            self._begin_streaming(args, kwargs, None)
-        if self._streaming is not None:
+            self._begin_streaming(args, kwargs, None).check_tier(
+                trace, self._held_nbytes[self._inputs], waiting_nbytes, self._tier
+            )
             return
         exact = self._let_weights_move(trace)
         try:
@@ -381,7 +387,8 @@ class LargeTraining:
                 raise
             if not self._stream or streamed_nbytes > self.budget_nbytes:
                 raise name_both_floors(error, streamed_nbytes) from None
-            self._begin_streaming(args, kwargs, error.smallest_nbytes)
+            session = self._begin_streaming(args, kwargs, error.smallest_nbytes)
+            session.check_tier(trace, self._held_nbytes[self._inputs], waiting_nbytes, self._tier)
             return
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(exact.storages[s].nbytes for s in exact.movable))
@@ -389,28 +396,23 @@ class LargeTraining:
     def _streamed_floor(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         if self._device.type != "cpu":
             return None
-        decision = import_module("tensorferry.engines.torch.stream.decision")
-        can_stream = import_module("tensorferry.engines.torch.stream.rules").can_stream
-        floor_nbytes = decision.streamed_floor_nbytes(trace, decision.count_rows(tree_leaves((args, kwargs))), can_stream)
-        return self._name(floor_nbytes)
+        return self._name(streamed_floor_nbytes(trace, count_rows(tree_leaves((args, kwargs))), can_stream))
 
-    def _begin_streaming(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact_nbytes: int | None) -> None:
-        """Stream from the next step on; `exact_nbytes` is the smallest budget without, where that is why."""
-        if self._streaming is not None:
-            return
+    def _begin_streaming(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact_nbytes: int | None) -> StreamSession:
+        """Stream steps of such inputs; `exact_nbytes` is the smallest budget without, where that is why."""
         if not isinstance(self._device, CpuDevice):
             raise NotSupported(f"stream=True works on the CPU, and this model is on {self._device.type!r}; leave it out")
         if self._window is not None:
             raise NotSupported("streaming does not go with weights that move yet; leave out stream=True or weights=True")
-        session = import_module("tensorferry.engines.torch.stream.session")
-        parameters = list(self._model.parameters())
         held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
-        held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in parameters)
-        self._streaming = session.StreamSession(
-            self._device, self._store, self._states, self._limit_nbytes, self.budget_nbytes, held_nbytes, self._watchdog_seconds
-        )
-        if self._stream == "auto":
-            self._streaming.warn(exact_nbytes, self.budget_nbytes)
+        self._held_nbytes[self._inputs] = held_nbytes + sum(p.nbytes * (1 + p.requires_grad) for p in self._model.parameters())
+        if self._streaming is None:
+            self._streaming = StreamSession(
+                self._device, self._store, self._states, self._limit_nbytes, self.budget_nbytes, self._watchdog_seconds
+            )
+            if self._stream == "auto":
+                self._streaming.warn(exact_nbytes, self.budget_nbytes)
+        return self._streaming
 
     def _let_weights_move(self, trace: Trace) -> Trace:
         """The trace of a step as it will run: where it does not fit otherwise, weights begin to move."""
@@ -459,10 +461,13 @@ class LargeTraining:
             self._step_over = self._forward_begun = False
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
-            if self._streaming is not None:
+            if self._streaming is not None and self._inputs in self._held_nbytes:
+                self._history = None
                 self._device.return_freed(at_once=True)
+                self._device.count_touched(False)
+                self._device.keep_spare(0)
                 self._store.begin_step(persistent_blocks(self._model))
-                self._step = self._streaming.begin_step()
+                self._step = self._streaming.begin_step(self._held_nbytes[self._inputs])
                 return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
@@ -501,13 +506,12 @@ class LargeTraining:
     def _end_step(self) -> None:
         step, history = self._step, self._history
         self._step = None
-        if step is not None and self._streaming is not None:
-            self._num_steps += 1
-            self._part_hooks.close()
-        if step is None or history is None:
+        if step is None:
             return
         self._num_steps += 1
         self._part_hooks.close()
+        if history is None:  # it was streamed
+            return
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
             step.end()

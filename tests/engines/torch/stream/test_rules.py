@@ -162,7 +162,7 @@ def test_statistics_met_while_writing_are_those_of_a_pass_of_their_own() -> None
     with streaming() as streamer:
         first = run(model, x, squares)
         read = streamer.io.read_nbytes
-        streamer.begin_step()
+        streamer.begin_step(streamer.sizes)
         second = run(model, x, squares)
         assert streamer.io.read_nbytes - read < read
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

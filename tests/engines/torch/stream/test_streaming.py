@@ -11,8 +11,10 @@ from slab_ops import gradients_of
 from torch import nn
 
 import tensorferry as ferry
+from tensorferry.engines.torch.stream.decision import StreamSizes
 from tensorferry.recipes.models.unet3d import UNet3d, compute_loss, make_batch
 from tensorferry.report.report import report_from_json, report_to_json
+from tensorferry.tiers.files import FileTier
 
 PROGRAM = """
     import json, sys, warnings
@@ -121,6 +123,14 @@ X = torch.randn(1, 1, 32, 32, 32, generator=torch.Generator().manual_seed(5))
 BUDGET = "80MiB"  # slabs of a third of a tensor
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """Have all code loaded, whichever test comes first: on some CPUs that takes more than the budget leaves for it."""
+    Small()(X).square().mean().backward()
+    with ferry.large_model(Small(), "1GiB", stream=True, tier="shm") as big:
+        big._model(X).square().mean().backward()
+
+
 def train(model: Small, num_steps: int = 2) -> tuple[Any, list[torch.Tensor]]:
     with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
         for _ in range(num_steps):
@@ -161,8 +171,6 @@ def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
 
 
 def test_a_full_tier_is_told_in_one_line_and_the_model_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tensorferry.tiers.files import FileTier
-
     def no_room(self: FileTier, nbytes: int) -> tuple[int, int]:
         raise self._full(nbytes, 0)
 
@@ -172,6 +180,61 @@ def test_a_full_tier_is_told_in_one_line_and_the_model_stays_usable(monkeypatch:
         with pytest.raises(ferry.TierFull, match="needed"):
             train(model)
     train(model)
+
+
+def test_a_tier_without_room_for_a_step_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ran = Small(), []
+    model.last.register_forward_hook(lambda *_: ran.append(True))
+    asked: list[int] = []
+
+    def no_room(self: FileTier, nbytes: int) -> None:
+        asked.append(nbytes)
+        raise self._full(nbytes, 0)
+
+    monkeypatch.setattr(FileTier, "check_room", no_room)
+    with pytest.raises(ferry.TierFull, match="needed"):
+        train(model)
+    assert not ran
+    # the outputs of two convolutions, of 2 MiB each, and in backward a gradient
+    assert asked[0] >= 2 * 2 * 2**20
+
+
+def _gradients_in_turn(inputs: list[torch.Tensor]) -> tuple[list[list[torch.Tensor]], list[StreamSizes]]:
+    torch.manual_seed(0)
+    model, gradients, sizes = Small(), [], []
+    with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
+        for x in inputs:
+            model.zero_grad()
+            model(x).square().mean().backward()
+            gradients.append(gradients_of(model))
+            assert big._streaming is not None
+            sizes.append(big._streaming.streamer.sizes)
+    return gradients, sizes
+
+
+def test_each_size_of_input_is_cut_for_itself_whatever_came_before() -> None:
+    large = torch.randn(8, *X.shape[1:], generator=torch.Generator().manual_seed(6))
+    alone, alone_sizes = _gradients_in_turn([large])
+    after, after_sizes = _gradients_in_turn([X, large, X])
+    assert after_sizes[1] == alone_sizes[0] != after_sizes[0] == after_sizes[2]
+    assert all(torch.equal(a, b) for a, b in zip(alone[0], after[1], strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::tensorferry.errors.StreamWarning")
+def test_auto_streams_the_inputs_that_need_it_and_keeps_the_bits_of_the_others() -> None:
+    torch.manual_seed(0)
+    model, small = Small(), X[:, :, :4, :4, :4]
+    model(small).square().mean().backward()
+    plain = gradients_of(model)
+    kinds: list[str] = []
+    model.last.register_forward_hook(lambda *_: kinds.append(type(big._step).__name__))
+    with ferry.large_model(model, budget="90MiB", stream="auto", tier="shm") as big:
+        for x in (small, torch.cat([X] * 16), small):
+            model.zero_grad()
+            model(x).square().mean().backward()
+            found = gradients_of(model)
+    assert kinds[1] == "StreamedStep" not in (kinds[0], kinds[2])
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
 
 
 def test_slots_are_given_back_after_every_step() -> None:

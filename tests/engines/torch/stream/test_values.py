@@ -151,7 +151,7 @@ def test_a_norm_of_a_sum_of_many_trains_more_than_one_step() -> None:
     outcomes = []
     with streaming() as streamer:
         for _ in range(3):
-            streamer.begin_step()
+            streamer.begin_step(streamer.sizes)
             model.zero_grad()
             model(x).square().mean().backward()
             outcomes.append(gradients_of(model))

@@ -6,6 +6,7 @@ with the same budget cut the same slabs and give the same bits.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -19,6 +20,16 @@ _WORKING_SHARE = 0.5  # beside slabs there are writes under way and whole tensor
 _MOST_SHARE = 0.8  # what fast kernels may take where fewer rows would be for slow ones
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
 _MIN_SLABS_ROWS = 12  # what one slab has at least, with its halo, for a fast kernel
+_STORING = {  # whose outputs go to the tier; what other rules make is a function of slabs
+    "convolution",
+    "convolution_backward",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "upsample_nearest2d_backward",
+    "upsample_nearest3d_backward",
+}
 _COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
@@ -62,10 +73,32 @@ def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str
             continue
         touched = (trace.storages[i] for i in {*op.inputs, *op.outputs})
         need_nbytes = op.workspace_nbytes + sum(s.nbytes for s in touched if s.kind in (Kind.ACTIVATION, Kind.GRADIENT))
-        name = op.name.rpartition(" ")[2].partition(".")[0]
+        name = op.kernel.partition(".")[0]
         widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
     state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)
     return fixed_nbytes(trace) + _COLD_NBYTES + max(2 * widest_nbytes, state_nbytes)
+
+
+def stored_nbytes(trace: Trace, sizes: StreamSizes, can_stream: Callable[[str], bool]) -> int:
+    """What a step that streams has on the tier at once, of what is sure to go there.
+
+    A tensor that is stored stays as long as anybody may read what is a function of it.
+    """
+    last_uses = [len(trace.ops) if storage.freed_after is None else storage.freed_after for storage in trace.storages]
+    stored: set[int] = set()
+    for op in reversed(trace.ops):
+        if op.kernel in _STORING:
+            large = (i for i in op.outputs if trace.storages[i].nbytes >= sizes.threshold_nbytes)
+            stored.update(i for i in large if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT))
+        elif can_stream(op.kernel.partition(".")[0]):
+            last = max((last_uses[i] for i in op.outputs), default=0)
+            for i in op.inputs:
+                last_uses[i] = max(last_uses[i], last)
+    change = [0] * (len(trace.ops) + 2)
+    for i in stored:
+        change[trace.storages[i].born_at] += trace.storages[i].nbytes
+        change[last_uses[i] + 1] -= trace.storages[i].nbytes
+    return max(accumulate(change))
 
 
 def fixed_nbytes(trace: Trace) -> int:

@@ -44,11 +44,12 @@ class Streamer:
         self.op = ""  # that is run
         self.room = room
         self._number = 0
-        self._wanted_moments: set[int] = set()  # stored tensors, by number, that a norm reads
+        self._wanted_moments: set[tuple[StreamSizes, int]] = set()  # of stored tensors, by number, that a norm reads
 
-    def begin_step(self) -> None:
-        """Count stored tensors from zero."""
+    def begin_step(self, sizes: StreamSizes) -> None:
+        """Count stored tensors from zero, and cut ops in other sizes."""
         self._number = 0
+        self.sizes = sizes
 
     # ops
 
@@ -120,14 +121,14 @@ class Streamer:
         """A new tensor on the tier, to be written slab by slab."""
         stored = Stored(self.io, shape, dtype)
         stored.number, self._number = self._number, self._number + 1
-        if stored.number in self._wanted_moments:
+        if (self.sizes, stored.number) in self._wanted_moments:
             stored.moments = Moments()
         self.counts.num_stored += 1
         return stored
 
     def want_moments(self, stored: Stored) -> None:
         """In later steps, find what norms want to know of this tensor while it is written."""
-        self._wanted_moments.add(stored.number)
+        self._wanted_moments.add((self.sizes, stored.number))
 
     def is_large(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether a tensor is not to be in memory whole."""
