@@ -1,6 +1,8 @@
 """Training in a budget below the smallest exact one."""
 
 import json
+import os
+import signal
 import threading
 from typing import Any
 
@@ -110,6 +112,8 @@ class Small(nn.Module):
             out = out.flip(2)
         if self.fails_in == "forward":
             raise RuntimeError("in the middle")
+        if self.fails_in == "Ctrl-C":
+            os.kill(os.getpid(), signal.SIGINT)
         if self.fails_in == "backward":
             out.register_hook(_fail)
         return out
@@ -155,15 +159,17 @@ def test_the_report_and_its_json_say_within_rounding() -> None:
     assert report_from_json(data).within_rounding
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("where", ["forward", "backward", "Ctrl-C"])
 def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
     torch.manual_seed(0)
     model = Small()
     _, expected = train(model)
     num_threads = threading.active_count()
     model.fails_in = where
-    with pytest.raises(RuntimeError, match="in the middle"):
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises((RuntimeError, KeyboardInterrupt), match="in the middle|^$"):
         train(model)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert threading.active_count() <= num_threads
     model.fails_in = ""
     _, again = train(model)
