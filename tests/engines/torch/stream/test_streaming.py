@@ -167,7 +167,7 @@ def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
     num_threads = threading.active_count()
     model.fails_in = where
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    with pytest.raises((RuntimeError, KeyboardInterrupt), match="in the middle|^$"):
+    with pytest.raises((RuntimeError, KeyboardInterrupt), match=r"in the middle|^$"):
         train(model)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert threading.active_count() <= num_threads
@@ -213,8 +213,8 @@ def _gradients_in_turn(inputs: list[torch.Tensor]) -> tuple[list[list[torch.Tens
             model.zero_grad()
             model(x).square().mean().backward()
             gradients.append(gradients_of(model))
-            assert big._streaming is not None
-            sizes.append(big._streaming.streamer.sizes)
+            assert big._stream.session is not None
+            sizes.append(big._stream.session.streamer.sizes)
     return gradients, sizes
 
 
@@ -248,8 +248,8 @@ def test_slots_are_given_back_after_every_step() -> None:
     with ferry.large_model(model, budget=BUDGET, stream=True, tier="shm") as big:
         for _ in range(2):
             model(X).square().mean().backward()
-            big._streaming.io.release_departed()
-            assert not big._streaming.io.live()
+            big._stream.session.io.release_departed()
+            assert not big._stream.session.io.live()
 
 
 def test_an_output_that_outlives_the_context_comes_back() -> None:

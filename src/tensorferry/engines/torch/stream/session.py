@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.device import CpuDevice
-from tensorferry.engines.torch.open_device import SwapSpace
 from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.stream import rules
 from tensorferry.engines.torch.stream.decision import StreamSizes, choose_sizes, room_nbytes, stored_nbytes
@@ -55,9 +54,9 @@ class StreamSession:
         """How ops are cut in a step that holds so much of weights, their gradients, buffers and inputs."""
         return choose_sizes(room_nbytes(self._limit_nbytes, held_nbytes))
 
-    def check_tier(self, trace: Trace, held_nbytes: int, waiting_nbytes: int, tier: SwapSpace) -> None:
-        """`TierFull` where the tier has no room for a step, and for so much besides."""
-        tier.check_room(waiting_nbytes + stored_nbytes(trace, self.sizes_for(held_nbytes), rules.can_stream))
+    def stored_nbytes(self, trace: Trace, held_nbytes: int) -> int:
+        """What such a step has on the tier at once."""
+        return stored_nbytes(trace, self.sizes_for(held_nbytes), rules.can_stream)
 
     def warn(self, exact_nbytes: int | None, budget_nbytes: int) -> None:
         """Tell the user, once, that results are not plain's bit for bit."""
