@@ -4,7 +4,7 @@ The sizes follow from the budget, from what the model holds and from shapes, nev
 with the same budget cut the same slabs and give the same bits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -115,7 +115,11 @@ def count_rows(values: Iterable[object]) -> int:
 
 
 def _count_rows(tensor: torch.Tensor) -> int:
-    if tensor.dim() in LAYOUTS:
-        return tensor.shape[0] * tensor.shape[ROWS]
-    has_features = tensor.is_floating_point()  # otherwise each number is a token
-    return int(prod(tensor.shape[:-1] if has_features else tensor.shape))
+    return count_rows_of(tensor.shape, is_whole=not tensor.is_floating_point())
+
+
+def count_rows_of(shape: Sequence[int], *, is_whole: bool) -> int:
+    """The same of an input of that shape; `is_whole`: its numbers are whole ones, each of them a token."""
+    if len(shape) in LAYOUTS:
+        return shape[0] * shape[ROWS]
+    return int(prod(shape if is_whole else shape[:-1]))
