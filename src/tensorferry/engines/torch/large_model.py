@@ -40,6 +40,7 @@ from tensorferry.engines.torch.reading import announcing_reads
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
 from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
 from tensorferry.engines.torch.stream.choice import StreamChoice
+from tensorferry.engines.torch.stream.decision import window_nbytes_for
 from tensorferry.engines.torch.stream.session import StreamSession
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
@@ -52,7 +53,7 @@ from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import name_both_floors
-from tensorferry.plan.weights import find_windowed
+from tensorferry.plan.weights import WindowedStep, find_windowed
 from tensorferry.report import Report
 from tensorferry.tiers import FileSlice
 from tensorferry.trace import Trace
@@ -249,7 +250,8 @@ class LargeTraining:
             return func(*args, **kwargs)
         self._device.before_op(args, kwargs)
         if self._window is not None:
-            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs)
+            also = self._stream.memory_of(args, kwargs)
+            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs, also)
         return self._run_op_of_step(func, args, kwargs)
 
     def _run_op_of_step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -347,7 +349,7 @@ class LargeTraining:
                 self._open_window(self._limits.limit_nbytes // 2)
             self._refuse_model_memory()
             if self._stream.option is True:
-                self._begin_streaming(args, kwargs, None)
+                self._begin_streaming(args, kwargs, None, None)
             return
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
@@ -355,38 +357,54 @@ class LargeTraining:
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
         if self._stream.option is True:
-            self._begin_streaming(args, kwargs, None)
+            self._begin_streaming(args, kwargs, trace, None)
             self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
             return
         exact = self._let_weights_move(trace)
         try:
             self._limits.refuse_below_floor(exact, is_cold=True, is_part=not _is_most_of(module, self._model))
         except BudgetTooSmall as error:
-            if self._window is not None or error.smallest_nbytes is None or self._device.type != "cpu":
+            if error.smallest_nbytes is None or self._device.type != "cpu":
                 raise
-            streamed_nbytes = budget_to_name(self._stream.floor_nbytes(trace, args, kwargs))
+            streamed_nbytes = min(floor_nbytes for floor_nbytes, _ in self._streamed_floors(trace, args, kwargs))
             if streamed_nbytes >= error.smallest_nbytes:
                 raise
             if not self._stream.option or streamed_nbytes > self.budget_nbytes:
                 raise name_both_floors(error, streamed_nbytes) from None
-            self._begin_streaming(args, kwargs, error.smallest_nbytes)
+            self._begin_streaming(args, kwargs, trace, error.smallest_nbytes)
             self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
             return
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(exact.storages[s].nbytes for s in exact.movable))
 
-    def _begin_streaming(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact_nbytes: int | None) -> None:
+    def _streamed_floors(
+        self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[int, WindowedStep | None]]:
+        """The budgets to name for a step that streams, with its weights resident and in a window, as far as the user wants."""
+        ways: list[WindowedStep | None] = [] if self._window is not None or self._weights is True else [None]
+        if self._weights is not False:
+            ways.append(find_windowed(trace, self._min_nbytes))
+        return [(budget_to_name(self._stream.floor_nbytes(trace, args, kwargs, way)), way) for way in ways]
+
+    def _begin_streaming(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None, exact_nbytes: int | None
+    ) -> None:
         """Stream steps of such inputs; `exact_nbytes` is the smallest budget without, where that is why."""
         device = self._device
         if not isinstance(device, CpuDevice):
             raise NotSupported(f"stream=True works on the CPU, and this model is on {device.type!r}; leave it out")
-        if self._window is not None:
-            raise NotSupported("streaming does not go with weights that move yet; leave out stream=True or weights=True")
+        if self._window is None and trace is not None:
+            ways = self._streamed_floors(trace, args, kwargs)
+            fits_as_it_is = ways[0][1] is None and ways[0][0] <= self.budget_nbytes
+            _, windowed = ways[0] if fits_as_it_is else min(ways, key=lambda way: way[0])
+            if windowed is not None:
+                self._open_window(window_nbytes_for(windowed, self._limits.limit_nbytes))
         is_first = self._stream.session is None
         session = self._stream.begin(
             self._inputs,
             args,
             kwargs,
+            None if self._window is None else self._window.window_nbytes,
             lambda: StreamSession(
                 device, self._store, self._states, self._limits.limit_nbytes, self.budget_nbytes, self._watchdog_seconds
             ),
@@ -398,8 +416,6 @@ class LargeTraining:
         """The trace of a step as it will run: where it does not fit otherwise, weights begin to move."""
         if self._window is None:
             if self._weights is False or (self._weights == "auto" and self._limits.fits(find_floor(trace).nbytes)):
-                return trace
-            if self._stream.session is not None:  # which reads weights later than an op does
                 return trace
             windowed = find_windowed(trace, self._min_nbytes)
             if self._weights == "auto" and not self._limits.fits(windowed.floor.nbytes):
@@ -446,6 +462,8 @@ class LargeTraining:
                 self._device.count_touched(False)
                 self._device.keep_spare(0)
                 self._store.begin_step(persistent_blocks(self._model))
+                if self._window is not None:
+                    self._window.begin_step(None)
                 return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())

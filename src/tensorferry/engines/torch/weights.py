@@ -123,9 +123,11 @@ class WeightWindow(StorageWindow):
         self.let_go_of_held()
         self.begin_uses()
 
-    def run_op(self, run: Callable[[], Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What `run()` returns, which runs an op: all that the op uses is there."""
-        found = {id(m): m for t in plain_tensors((*args, *kwargs.values())) if (m := self._find(t)) is not None}
+    def run_op(
+        self, run: Callable[[], Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], also: Iterable[torch.Tensor] = ()
+    ) -> Any:
+        """What `run()` returns, which runs an op: all that the op uses is there. `also`: what it uses beside its arguments."""
+        found = {id(m): m for t in plain_tensors((*args, *kwargs.values(), *also)) if (m := self._find(t)) is not None}
         used = list(found.values())
         self.use(used)
         out = run()

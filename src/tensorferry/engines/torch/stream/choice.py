@@ -1,6 +1,6 @@
 """Which steps of a training stream: those of inputs for which nothing exact fits, or all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from tensorferry.engines.torch.record import input_blocks
 from tensorferry.engines.torch.stream.decision import count_rows, streamed_floor_nbytes
 from tensorferry.engines.torch.stream.rules import can_stream
 from tensorferry.engines.torch.stream.session import StreamedStep, StreamSession
+from tensorferry.engines.torch.stream.tensor import StreamedTensor
 from tensorferry.errors import BadOption
+from tensorferry.plan.weights import WindowedStep
 from tensorferry.trace import Trace
 
 Inputs = Any  # what tells one kind of step from another
@@ -28,11 +30,17 @@ class StreamChoice:
         self._held_nbytes: dict[Inputs, int] = {}  # by inputs whose steps stream: what those hold all of the time
 
     def begin(
-        self, inputs: Inputs, args: tuple[Any, ...], kwargs: dict[str, Any], make_session: Callable[[], StreamSession]
+        self,
+        inputs: Inputs,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        window_nbytes: int | None,
+        make_session: Callable[[], StreamSession],
     ) -> StreamSession:
-        """Steps of these inputs stream from now on."""
+        """Steps of these inputs stream from now on; `window_nbytes`: of weights that move."""
         held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
-        self._held_nbytes[inputs] = held_nbytes + sum(p.nbytes * (1 + p.requires_grad) for p in self._model.parameters())
+        weights_nbytes = sum(p.nbytes * (1 + p.requires_grad) for p in self._model.parameters())
+        self._held_nbytes[inputs] = held_nbytes + (weights_nbytes if window_nbytes is None else window_nbytes)
         if self.session is None:
             self.session = make_session()
         return self.session
@@ -43,9 +51,16 @@ class StreamChoice:
             return None
         return self.session.begin_step(self._held_nbytes[inputs])
 
-    def floor_nbytes(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """What a step is expected to need where it streams."""
-        return streamed_floor_nbytes(trace, count_rows(tree_leaves((args, kwargs))), can_stream)
+    def floor_nbytes(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], windowed: WindowedStep | None) -> int:
+        """What a step is expected to need where it streams, and with its weights moving where `windowed` says how."""
+        return streamed_floor_nbytes(trace, count_rows(tree_leaves((args, kwargs))), can_stream, windowed)
+
+    def memory_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """Tensors in memory that streamed arguments of an op are functions of."""
+        if self.session is not None:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, StreamedTensor):
+                    yield from leaf.cell.source.memory()
 
     def stored_nbytes(self, trace: Trace, inputs: Inputs) -> int:
         """What such a step has on the tier at once."""

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS
+from tensorferry.plan.weights import WindowedStep
 from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
@@ -30,6 +31,7 @@ _STORING = {  # whose outputs go to the tier; what other rules make is a functio
     "upsample_nearest2d_backward",
     "upsample_nearest3d_backward",
 }
+_WINDOW_PART = 3  # of a step's room, one is for the window of weights
 _COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
@@ -60,11 +62,13 @@ def room_nbytes(limit_nbytes: int, held_nbytes: int) -> int:
     return limit_nbytes - held_nbytes - _COLD_NBYTES
 
 
-def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str], bool]) -> int:
+def streamed_floor_nbytes(
+    trace: Trace, num_rows: int, can_stream: Callable[[str], bool], windowed: WindowedStep | None = None
+) -> int:
     """A budget in which a step is expected to run where it streams.
 
-    trace: of the step without streaming. num_rows: rows of all samples of its inputs. An op that can be streamed needs a slab of
-    a few rows, another one needs all it touches.
+    trace: of the step without streaming. num_rows: rows of all samples of its inputs. windowed: the step with weights that move.
+    An op that can be streamed needs a slab of a few rows, another one needs all it touches.
     """
     num_parts = max(1, num_rows // _MIN_SLABS_ROWS)
     widest_nbytes = _MIN_WORKING_NBYTES
@@ -75,8 +79,27 @@ def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str
         need_nbytes = op.workspace_nbytes + sum(s.nbytes for s in touched if s.kind in (Kind.ACTIVATION, Kind.GRADIENT))
         name = op.kernel.partition(".")[0]
         widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
+    if windowed is not None:
+        return least_window_nbytes(windowed) + kept_nbytes(trace) + _COLD_NBYTES + 2 * widest_nbytes
     state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)
     return fixed_nbytes(trace) + _COLD_NBYTES + max(2 * widest_nbytes, state_nbytes)
+
+
+def least_window_nbytes(windowed: WindowedStep) -> int:
+    """The narrowest window beside streamed ops: a gradient that they add up is not in it yet."""
+    largest_nbytes = max((windowed.whole.storages[i].nbytes for i in windowed.moving), default=0)
+    return windowed.min_window_nbytes + largest_nbytes
+
+
+def window_nbytes_for(windowed: WindowedStep, limit_nbytes: int) -> int:
+    """How wide a window to give weights beside streamed ops, in a step that may hold so much."""
+    room = room_nbytes(limit_nbytes, kept_nbytes(windowed.whole))
+    return min(windowed.nbytes, max(least_window_nbytes(windowed), room // _WINDOW_PART))
+
+
+def kept_nbytes(trace: Trace) -> int:
+    """What a step holds of buffers and inputs, all of the time."""
+    return sum(storage.nbytes for storage in trace.storages if storage.kind in (Kind.BUFFER, Kind.INPUT))
 
 
 def stored_nbytes(trace: Trace, sizes: StreamSizes, can_stream: Callable[[str], bool]) -> int:

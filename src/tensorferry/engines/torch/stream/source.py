@@ -49,6 +49,11 @@ class SlabSource(ABC):
         for source in self.inputs:
             source.forget()
 
+    def memory(self) -> Iterator[torch.Tensor]:
+        """The tensors in memory that it reads."""
+        for source in self.inputs:
+            yield from source.memory()
+
     def leaves(self) -> Iterator["SlabSource"]:
         """All sources that this one is a function of, once for every time it is read."""
         if not self.inputs:
@@ -106,6 +111,9 @@ class Resident(SlabSource):
 
     def read(self, slab: Slab) -> torch.Tensor:
         return self.look(slab).clone()
+
+    def memory(self) -> Iterator[torch.Tensor]:
+        yield self.tensor
 
 
 class Constant(SlabSource):
@@ -168,7 +176,7 @@ class Computed(SlabSource):
     """A function of slabs of other tensors.
 
     where: which slab of them it reads for one of its own. is_in_place: whether its result is in the memory of its first input's
-    slab. workspace: what it takes beyond its inputs and its result, by the slab that it reads.
+    slab. workspace: what it takes beyond its inputs and its result, by the slab that it reads. reads: tensors in memory besides.
     """
 
     def __init__(
@@ -182,13 +190,19 @@ class Computed(SlabSource):
         name: str = "",
         is_in_place: bool = False,
         workspace: Callable[[Slab], int] | None = None,
+        reads: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__(shape, dtype, inputs)
+        self._reads = tuple(reads)
         self.name = name  # of the op, where somebody asks
         self.where = where
         self.is_in_place = is_in_place
         self._compute = compute
         self._workspace = workspace
+
+    def memory(self) -> Iterator[torch.Tensor]:
+        yield from self._reads
+        yield from super().memory()
 
     def workspace(self, slab: Slab) -> int:
         """Bytes beyond inputs and result, by the slab that is read."""

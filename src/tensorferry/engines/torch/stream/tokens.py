@@ -99,7 +99,8 @@ def _product(streamer: Streamer, first: torch.Tensor, second: torch.Tensor, bias
         return as_image(torch.mm(rows, matrix.get()) if shift is None else torch.addmm(shift.get(), rows, matrix.get()))
 
     shape = (1, num_out, num_rows, 1)
-    product = Computed(shape, first.dtype, [source], compute, name="mm")
+    reads = [tensor.detach() for tensor in (second, bias) if tensor is not None]
+    product = Computed(shape, first.dtype, [source], compute, name="mm", reads=reads)
     if is_large and num_out >= _WIDER * first.shape[1]:
         return _shown(streamer.wrap(product), (num_rows, num_out))
     made = streamer.made(shape, first.dtype)
