@@ -42,10 +42,10 @@ class WindowedStep:
 
         What makes room is what is wanted last, and what was not written to goes without a copy, as in the engine.
         """
-        return _Window(self, window_nbytes).run()
+        return _WindowTraffic(self, window_nbytes).run()
 
 
-class _Window:
+class _WindowTraffic:
     """What is resident while a step is gone through, over and over."""
 
     def __init__(self, step: WindowedStep, window_nbytes: int) -> None:
