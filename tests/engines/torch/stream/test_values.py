@@ -82,6 +82,18 @@ def test_a_row_that_is_padded_is_the_users_own_and_stays_as_it_is() -> None:
     torch.testing.assert_close(out, conv(row).detach())
 
 
+def test_a_new_tensor_of_the_same_type_reads_nothing() -> None:
+    with streaming() as streamer:
+        made = nn.Conv3d(2, 4, 3, padding=1)(torch.randn(VOLUME)).detach()
+        new = [made.new_zeros(3, 2), made.new_full((3,), 2), made.new_empty((2, 2)), made.new_empty_strided((2, 2), (1, 2))]
+        assert not streamer.brought_back
+    assert torch.equal(new[0], torch.zeros(3, 2))
+    assert torch.equal(new[1], torch.full((3,), 2.0))
+    assert new[3].stride() == (1, 2)
+    assert {tensor.dtype for tensor in new} == {torch.float32}
+    assert not any(isinstance(tensor, StreamedTensor) for tensor in new)
+
+
 def test_out_is_what_is_written_to_and_returned(made: torch.Tensor) -> None:
     first, second = whole(made), whole(made * 2)
     target, plain_target, total = made * 3, torch.empty(made.shape), torch.empty(2, 4, 1, 1, 1)

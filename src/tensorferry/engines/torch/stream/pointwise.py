@@ -189,6 +189,20 @@ def _constant(streamer: Streamer, x: StreamedTensor, value: float | None = None,
     return NotImplemented if x.is_flat or value is None else streamer.wrap(Constant(x.shape, how.get("dtype") or x.dtype, value))
 
 
+def _new(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A tensor in memory that has only its type from a streamed one."""
+
+    def make(streamer: Streamer, x: StreamedTensor, size: Sequence[int], *args: Any, **how: Any) -> torch.Tensor:
+        streamer.room.demand(nbytes_of(size, how.get("dtype") or x.dtype), streamer.op)
+        return op(torch.empty(0, dtype=x.dtype), size, *args, **how)
+
+    return make
+
+
+for _name in ("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"):
+    rule(_name)(_new(getattr(aten, _name)))
+
+
 @rule("expand", seeds=True)
 def _expand(streamer: Streamer, x: torch.Tensor, size: Sequence[int], **_: Any) -> Any:
     """One number spread, as the gradient of a mean is."""
