@@ -99,6 +99,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[torc
     "cross-entropy of images": (lambda: nn.Conv2d(2, 4, 3), IMAGE, classes),
     "dice": (lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.Conv3d(4, 3, 1)), VOLUME, dice),
     "joined": (Skip, VOLUME, classes),
+    "prelu": (lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.PReLU(4), nn.Conv3d(4, 4, 3)), VOLUME, squares),
+    "prelu of images with one weight": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.PReLU()), IMAGE, squares),
     "squared error": (lambda: nn.Conv3d(2, 3, 3), VOLUME, lambda out: functional.mse_loss(out, torch.ones(out.shape).to(out))),
 }
 

@@ -8,7 +8,7 @@ import torch
 
 from tensorferry.engines.torch.compat import tree_leaves, tree_map
 from tensorferry.engines.torch.stream.registry import op_name, pointwise_rule, rule
-from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, SlabSource
 from tensorferry.engines.torch.stream.streamer import Streamer, source_of, written_through_view
 from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedTensor
@@ -187,6 +187,36 @@ def _clone(_streamer: Streamer, x: StreamedTensor, **_: Any) -> StreamedTensor:
 @rule("zeros_like", "ones_like", "full_like")
 def _constant(streamer: Streamer, x: StreamedTensor, value: float | None = None, **how: Any) -> Any:
     return NotImplemented if x.is_flat or value is None else streamer.wrap(Constant(x.shape, how.get("dtype") or x.dtype, value))
+
+
+@rule("_prelu_kernel")
+def _prelu(streamer: Streamer, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    return _run_pointwise(streamer, aten._prelu_kernel.default, (x, weight), {})
+
+
+@rule("_prelu_kernel_backward")
+def _prelu_backward(streamer: Streamer, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """Of the input, and of the weight before it is summed to the weight's shape."""
+    if x.dim() not in LAYOUTS or any(isinstance(t, StreamedTensor) and t.is_flat for t in (grad, x)):
+        return NotImplemented
+    grads, xs, weights = source_of(grad), source_of(x), Resident(weight, is_broadcast=True)
+
+    def part(number: int) -> StreamedTensor:
+        def compute(slab: Slab) -> torch.Tensor:
+            both = aten._prelu_kernel_backward(grads.look(slab), xs.look(slab), weights.look(slab))
+            return _result(both[number])
+
+        return streamer.wrap(
+            Computed(
+                xs.shape,
+                xs.dtype,
+                [grads, xs, weights],
+                compute,
+                workspace=lambda slab: nbytes_of(slab.shape_in(xs.shape), xs.dtype),
+            )
+        )
+
+    return part(0), part(1)
 
 
 def _new(op: Callable[..., torch.Tensor]) -> Callable[..., Any]:
