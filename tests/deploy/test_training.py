@@ -17,7 +17,7 @@ from status_servers import run_status_server
 
 from tensorferry.cli import main
 from tensorferry.deploy.check import check
-from tensorferry.deploy.check.manifests import Manifest, read_manifests
+from tensorferry.deploy.check.manifests import Manifest, dig, list_of, read_manifests
 from tensorferry.deploy.options import CheckOptions
 
 _IMAGE = ["--image", "registry.example.com/train:1"]
@@ -30,14 +30,14 @@ _TRAIN_JOB = """\
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainJob
 metadata:
-  name: pretrain
+  name: "pretrain"
   labels:
-    kueue.x-k8s.io/queue-name: research
+    kueue.x-k8s.io/queue-name: "research"
 spec:
   runtimeRef:
     apiGroup: trainer.kubeflow.org
     kind: TrainingRuntime
-    name: pretrain
+    name: "pretrain"
   trainer:
     numNodes: 2
     numProcPerNode: 8
@@ -108,6 +108,20 @@ def test_a_cluster_would_refuse_nothing(kind: str, options: list[str], mode: str
     assert result.findings == ()
     if definitions is not None:
         assert beside_rules(result.not_checked) == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_name_that_yaml_reads_as_something_else_stays_a_name(kind: str, tmp_path: Path) -> None:
+    found = _write(tmp_path / "on", "--kind", kind, "--nodes", "2", "--queue", "123", "--checkpoints", "pvc:true")
+    assert {each.get("metadata", "name") for each in found.values()} == {"on"}
+    assert check(CheckOptions(folder=tmp_path / "on")).findings == ()
+    (claim,) = [
+        dig(volume, "persistentVolumeClaim", "claimName")
+        for each in found.values()
+        for volume in list_of(each.pod, "spec", "volumes")
+        if "persistentVolumeClaim" in volume
+    ]
+    assert claim == "true"
 
 
 def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
