@@ -45,7 +45,7 @@ def test_each_service_is_scaled_by_itself(chart: Path, tmp_path: Path) -> None:
     assert (front.get("spec", "replicas"), back.get("spec", "replicas")) == (None, 3)
     assert pick(manifests, "HorizontalPodAutoscaler").get("spec", "scaleTargetRef", "name") == front.name
     (container,) = list_of(back.body, "spec", "template", "spec", "containers")
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert container["image"] == "registry.example.com/ml-back:1"
 
 

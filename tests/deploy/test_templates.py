@@ -97,7 +97,7 @@ def test_one_pod_has_no_disruption_budget(measured_chart: Path, tmp_path: Path) 
 
 def test_a_gpu_is_one_value(measured_chart: Path, tmp_path: Path) -> None:
     spec = pick(render(measured_chart, {"gpus": 2}, tmp_path), "Deployment").get("spec", "template", "spec")
-    assert dig(spec["containers"][0], "resources", "limits", "nvidia.com/gpu") == 2
+    assert dig(spec["containers"][0], "resources", "limits", "nvidia.com/gpu") == "2"
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     plain = pick(render(measured_chart, {}, tmp_path), "Deployment").get("spec", "template", "spec")
     assert list(dig(plain["containers"][0], "resources", "limits")) == ["memory"]
