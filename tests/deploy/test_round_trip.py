@@ -20,9 +20,7 @@ from tensorferry.deploy.check.schemas import is_core
 _PYTHON = os.environ.get("FERRY_MODELS_PYTHON", "")
 _ROUND_TRIP = Path(__file__).with_name("round_trip.py")
 
-pytestmark = pytest.mark.skipif(
-    not _PYTHON, reason="FERRY_MODELS_PYTHON names no Python with the models"
-)
+pytestmark = pytest.mark.skipif(not _PYTHON, reason="FERRY_MODELS_PYTHON names no Python with the models")
 
 
 def _round_trip(bodies: list[dict[str, Any]]) -> Any:

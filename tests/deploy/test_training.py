@@ -11,11 +11,13 @@ from rendering import beside_rules
 from tensorferry.cli import main
 from tensorferry.deploy.check import check
 from tensorferry.deploy.check.manifests import Manifest, dig, list_of, read_manifests
+from tensorferry.deploy.check.selectors import selected_by, selects
 from tensorferry.deploy.options import CheckOptions
 
 _IMAGE = ["--image", "registry.example.com/train:1"]
 _TEAMS = "teams:Layered"  # tests/train
 _KINDS = ("trainjob", "jobset", "job")
+_DEFINITIONS = Path(os.environ["FERRY_CRDS"]) if "FERRY_CRDS" in os.environ else None
 
 _TRAIN_JOB = """\
 # teams:Layered on 2 nodes, 8 processes each. Written by `ferry deploy train`.
@@ -90,16 +92,20 @@ def test_without_the_trainer_pods_get_its_variables_from_us(kind: str, tmp_path:
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
     ("options", "mode"),
-    [(["--workers", "2"], "ReadWriteOnce"), (_ASKED, "ReadWriteMany"), (["--checkpoints", "pvc:runs", "--budget", "1GiB"], None)],
+    [
+        (["--workers", "2"], "ReadWriteOnce"),
+        (_ASKED, "ReadWriteMany"),
+        (["--checkpoints", "pvc:runs", "--budget", "1GiB"], None),
+        (["--checkpoints", "s3://bucket/runs", "--credentials", "bucket"], None),
+    ],
 )
 def test_a_cluster_would_refuse_nothing(kind: str, options: list[str], mode: str | None, tmp_path: Path) -> None:
     found = _write(tmp_path / "pretrain", "--kind", kind, *options)
     claim = found.get("PersistentVolumeClaim")
     assert (None if claim is None else claim.get("spec", "accessModes")) == (None if mode is None else [mode])
-    definitions = Path(os.environ["FERRY_CRDS"]) if "FERRY_CRDS" in os.environ else None
-    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=definitions))
+    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=_DEFINITIONS))
     assert result.findings == ()
-    if definitions is not None:
+    if _DEFINITIONS is not None:
         assert beside_rules(result.not_checked) == []
 
 
@@ -117,6 +123,37 @@ def test_a_name_that_yaml_reads_as_something_else_stays_a_name(kind: str, tmp_pa
     assert claim == "true"
 
 
+def test_a_runtime_that_is_there_is_patched(tmp_path: Path) -> None:
+    own = _write(tmp_path / "own", *_ASKED)
+    found = _write(tmp_path / "pretrain", *_ASKED, "--runtime", "torch-distributed", "--name", "own")
+    assert set(found) == {"TrainJob", "NetworkPolicy", "PersistentVolumeClaim"}
+    job = found["TrainJob"]
+    assert job.get("spec", "runtimeRef", "name") == "torch-distributed"
+    (container,) = _container(own["TrainingRuntime"])
+    trainer = job.get("spec", "trainer")
+    assert (trainer["image"], trainer["resourcesPerNode"]) == (container["image"], container["resources"])
+    (pod,) = job.patched_pods
+    (patched,) = pod["spec"]["containers"]
+    assert pod["spec"]["volumes"] == _pod(own["TrainingRuntime"])["volumes"]
+    assert {key: patched[key] for key in ("env", "volumeMounts", "securityContext")}.items() <= container.items()
+    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=_DEFINITIONS))
+    assert result.findings == ()
+    if _DEFINITIONS is not None:
+        assert beside_rules(result.not_checked) == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_only_pods_of_a_training_reach_each_other(kind: str, tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", *_ASKED, "--kind", kind)
+    maker = next(each for each in found.values() if each.pod is not None)
+    policy = found["NetworkPolicy"]
+    assert [each.name for each in selected_by(policy, [maker])] == [maker.name]
+    (rule,) = list_of(policy.body, "spec", "ingress")
+    labels = dig(maker.pod, "metadata", "labels")
+    assert [selects(peer["podSelector"], labels) for peer in rule["from"]] == [True]
+    assert not selects(rule["from"][0]["podSelector"], labels | {"app.kubernetes.io/name": "other"})
+
+
 def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
     _write(tmp_path / "pretrain", *_ASKED)
     path = tmp_path / "pretrain" / "runtime.yaml"
@@ -130,7 +167,9 @@ def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--checkpoints", "s3://bucket/runs"], "cannot write checkpoints to 's3://bucket/runs', only to a folder"),
+        (["--checkpoints", "s3://bucket/runs", "--nodes", "2"], "2 nodes write one checkpoint together"),
+        (["--checkpoints", "ftp://host/runs"], "cannot be kept at 'ftp://host/runs'"),
+        (["--checkpoints", "pvc:runs", "--credentials", "bucket"], "--credentials are those of a bucket"),
         (["--checkpoints", "runs"], "write pvc:CLAIM"),
         (["--gpus", "8", "--workers", "2"], "each of 8 GPUs gets a process"),
         (["--gpus", "8", "--set", "batch=5"], "a batch of 5 has no row for each of 8 workers"),
@@ -143,6 +182,9 @@ def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
         (["--queue", "My_Queue"], "is no name of a queue"),
         (["--data", "reviews.csv"], "is read in the pod"),
         (["--kind", "job", "--cluster-runtime"], "--cluster-runtime is for a TrainJob"),
+        (["--kind", "job", "--runtime", "torch-distributed"], "--runtime is for a TrainJob"),
+        (["--runtime", "torch-distributed", "--cluster-runtime"], "is there already"),
+        (["--runtime", "torch-distributed", "--checkpoints", "s3://bucket/runs"], "gets no containers for a bucket"),
     ],
 )
 def test_a_bad_option_is_one_line_and_nothing_is_written(

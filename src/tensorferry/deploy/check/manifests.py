@@ -67,6 +67,13 @@ class Manifest:
             found = [self.get(*POD_TEMPLATES[self.kind])] if self.kind in POD_TEMPLATES else []
         return [each for each in found if isinstance(each, dict)]
 
+    @property
+    def patched_pods(self) -> list[dict[str, Any]]:
+        """What it says of pods that something else makes."""
+        patches = list_of(self.body, "spec", "runtimePatches") if self.kind == "TrainJob" else []
+        jobs = [job for each in patches for job in list_of(each, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")]
+        return [found for job in jobs if (found := mapping_of(job, "template", "spec", "template"))]
+
 
 def dig(value: Any, *keys: str) -> Any:
     """What is under these keys of nested mappings; None where one is missing or no mapping."""

@@ -19,6 +19,7 @@ _SELECTORS = {  # where an object says which pods it means
 def check_selectors(manifests: list[Manifest]) -> list[Finding]:
     """Everything that is wrong between objects."""
     makers = [each for each in manifests if each.pod is not None and each.kind not in ("Pod", "CronJob")]
+    makers += [Manifest({"kind": "Job", "spec": {"template": pod}}) for each in manifests for pod in each.patched_pods]
     findings: list[Finding] = []
     for manifest in manifests:
         rules = (_check_own, _check_selector, _check_scaler, _check_disruption, _check_policy_ports)
