@@ -1,6 +1,7 @@
 """What the chart renders runs: a server that becomes ready, answers, and ends within its grace period."""
 
 import http.client
+import io
 import json
 import re
 import signal
@@ -13,10 +14,14 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from certificates import make_certificate
+from image_environment import make_environment
+from PIL import Image
 from rendering import pick, render
 from started_pod import FREE_PORTS, StartedPod, fetch
 
 from tensorferry.deploy.check.manifests import dig, list_of
+from tensorferry.deploy.packages import list_packages
+from tensorferry.deploy.repository import read_models
 
 _SERVER_KEY, _ADMIN_KEY = "k" * 32, "a" * 32
 
@@ -78,6 +83,43 @@ def test_a_request_that_is_open_when_the_pod_is_stopped_is_answered(
     assert (answer.status, json.loads(answer.read())["outputs"][0]["data"]) == (200, [0, 2, 4, 6])
     assert answer.headers["Connection"] == "close"
     assert pod.process.wait(timeout=pod.pod["terminationGracePeriodSeconds"]) == 0
+
+
+_WIDTH = """
+import io
+from PIL import Image
+
+class Model:
+    inputs = {"PICTURE": ("BYTES", [1])}
+    outputs = {"WIDTH": ("INT32", [1])}
+    max_batch_size = 8
+
+    def infer(self, requests):
+        return [{"WIDTH": [[Image.open(io.BytesIO(one)).width] for (one,) in each["PICTURE"]]} for each in requests]
+"""
+
+
+def test_a_model_in_python_finds_what_it_asks_for_in_the_image(measured_chart: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "width" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(_WIDTH)
+    (folder / "requirements.txt").write_text("pillow>=9\n")
+    models = read_models(tmp_path / "models")
+    python = make_environment(tmp_path / "environment", list_packages(models.formats, (), models.requirements))
+    values = {"server": {"trust": True, "extraArgs": list(FREE_PORTS)}}
+    spec = pick(render(measured_chart, values, tmp_path), "Deployment").get("spec", "template", "spec")
+    (tmp_path / "tmp").mkdir()
+    pod = StartedPod(spec, {"tmp": tmp_path / "tmp", "/models": tmp_path / "models"}, python)
+    try:
+        pod.wait_for_probe("startupProbe")
+        picture = io.BytesIO()
+        Image.new("L", (7, 3)).save(picture, "PNG")
+        with tritonclient.grpc.InferenceServerClient(pod.grpc) as client:
+            tensor = tritonclient.grpc.InferInput("PICTURE", [1, 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[picture.getvalue()]], dtype=object))
+            np.testing.assert_array_equal(client.infer("width", [tensor]).as_numpy("WIDTH"), [[7]])
+    finally:
+        pod.stop()
 
 
 def test_the_image_has_none_of_what_only_this_machine_has(image_python: Path) -> None:
