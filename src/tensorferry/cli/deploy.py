@@ -13,7 +13,7 @@ _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews                                  a Helm chart: one server, its models, its limits
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
   ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
-  ferry deploy example reviews --to reviews/                                a complete pipeline to begin with; or brain
+  ferry deploy example reviews --to reviews/                                a complete pipeline to begin with; or brain, page
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
   ferry deploy image --train --to Containerfile                             the same for trainings
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
@@ -160,7 +160,7 @@ def _add_keep(parser: argparse.ArgumentParser) -> None:
 
 def _add_example(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help="reviews: from a text to a label; brain: from an MRI to volumes and a picture"
+        "name", metavar="NAME", help="reviews: from a text to a label; brain: from an MRI to volumes; page: from a scan to text"
     )
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder, with its pipeline.yaml")
     parser.add_argument("--steps", type=positive, metavar="N", help="how many steps to train (default: enough to be of use)")
