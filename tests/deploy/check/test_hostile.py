@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,26 @@ def test_the_rules_look_at_whatever_is_in_a_manifest(data: st.DataObject, bodies
             inner = inner[key]
         inner[last] = data.draw(_ANYTHING)
     check_manifests([Manifest(body), *map(Manifest, bodies)])
+
+
+def test_a_template_that_writes_without_end_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    helm("version")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: endless, version: 1.0.0}")
+    (tmp_path / "templates" / "endless.yaml").write_text('{{ range until 9000 }}{{ repeat 1000000 "a" }}{{ end }}')
+    assert main(["deploy", "check", str(tmp_path)]) == 1
+    assert "ran out of memory, of which it gets 2 GiB" in capsys.readouterr().out
+
+
+def test_a_chart_that_is_the_working_folder_has_a_name(
+    measured_chart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helm("version")
+    shutil.copytree(measured_chart, tmp_path / "broken")
+    (tmp_path / "broken" / "templates" / "service.yaml").write_text("{{ .Values.no.such.value }}")
+    monkeypatch.chdir(tmp_path / "broken")
+    assert main(["deploy", "check", "."]) == 1
+    assert capsys.readouterr().out.startswith("broken: cannot be rendered")
 
 
 def test_helm_is_given_a_path_and_no_option(measured_chart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,9 +48,7 @@ def _train_and_optimize(
     return make
 
 
-def _train(
-    name: str, recipe: str, settings: Mapping[str, str], data: Path | None, out: Path, steps: int
-) -> dict[str, float]:
+def _train(name: str, recipe: str, settings: Mapping[str, str], data: Path | None, out: Path, steps: int) -> dict[str, float]:
     """What the run reached on what it had not seen."""
     from tensorferry.train.progress import make_progress
     from tensorferry.train.start import TrainRequest, begin
