@@ -46,7 +46,9 @@ class LineRows:
 
     def only(self, names: Collection[str]) -> Rows:
         """The lines of these files; all where none is named."""
-        return LineRows({name: path for name, path in self.paths.items() if name in names}) if set(names) & set(self.paths) else self
+        return (
+            LineRows({name: path for name, path in self.paths.items() if name in names}) if set(names) & set(self.paths) else self
+        )
 
     def _read(self, name: str, number: int) -> NDArray:
         start, stop = self._starts[name][number : number + 2]

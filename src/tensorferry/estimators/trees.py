@@ -78,7 +78,7 @@ class _BoostedTrees(TableEstimator):
         assert self.fitted_ is not None
         codes = [each.codes[:, 0].astype(np.float64) for each in self.fitted_.encode_codes(table)]
         parts = [np.where(column == 0, np.nan, column) for column in codes]
-        return np.stack([*parts, *self.fitted_.encode_numbers(table).astype(np.float64).T], axis=1)
+        return np.stack([*parts, *self.fitted_.encode_numbers(table).T], axis=1)
 
     def _predict_raw(self, table: Table) -> NDArray[np.float64]:
         return np.asarray(self.booster_.predict(self._make_features(table), num_iteration=self.n_iter_))
@@ -87,7 +87,7 @@ class _BoostedTrees(TableEstimator):
         assert self.fitted_ is not None
         parts = [graph.cast(add_codes(graph, column).codes, "float64") for column in self.fitted_.categorical]
         if self.fitted_.numeric:
-            parts.append(graph.cast(add_numbers(graph, self.fitted_), "float64"))
+            parts.append(add_numbers(graph, self.fitted_))
         dumped = self.booster_.dump_model(num_iteration=self.n_iter_)["tree_info"]
         trees = (tree["tree_structure"] for tree in dumped)
         return add_trees(graph, graph.add("Concat", *parts, axis=1), trees, num_targets)

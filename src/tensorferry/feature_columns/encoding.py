@@ -19,6 +19,7 @@ from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.table import (
     Table,
     count_rows,
+    is_empty,
     is_numeric,
     looks_like_a_note,
     read_numbers,
@@ -70,11 +71,11 @@ class FittedColumns:
         """The columns of a table that are looked at, each once."""
         return tuple(dict.fromkeys(name for column in self.columns for name in fc.table_columns(column)))
 
-    def encode_numbers(self, table: Table) -> NDArray[np.float32]:
+    def encode_numbers(self, table: Table) -> NDArray[np.float64]:
         """Row by column, as they stand in the table; a missing one is NaN."""
         if not self.numeric:
-            return np.zeros((count_rows(table), 0), np.float32)
-        return np.stack([read_numbers(table, column.name) for column in self.numeric], axis=1).astype(np.float32)
+            return np.zeros((count_rows(table), 0))
+        return np.stack([read_numbers(table, column.name) for column in self.numeric], axis=1)
 
     def encode_codes(self, table: Table) -> list[Codes]:
         """The codes of every categorical column."""
@@ -98,7 +99,9 @@ class FittedColumns:
 
 
 def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
-    """A column for every column of a table: numbers as numeric, words as their vocabulary; names and notes are left out.
+    """A column for every column of a table: numbers as numeric, words as their vocabulary.
+
+    Names and notes are left out, and columns in which every row is missing.
 
     >>> infer({"age": [31, 45], "city": ["Rome", "Bern"]})
     [Numeric(name='age'), Vocabulary(name='city', values=(), max_size=10000)]
@@ -107,7 +110,7 @@ def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
     left_out = set(ignore)
     found: list[fc.FeatureColumn] = []
     for name, values in table.items():
-        if name in left_out:
+        if name in left_out or is_empty(values):
             continue
         if is_numeric(values):
             found.append(fc.Numeric(name))
@@ -284,7 +287,7 @@ def _fit_vocabulary(column: fc.Vocabulary, words: list[str]) -> fc.Vocabulary:
 
 def _measure(table: Table, name: str) -> NumericScale:
     numbers = read_numbers(table, name)
-    known = numbers[np.isfinite(numbers)]
+    known = numbers[~np.isnan(numbers)]
     if not len(known):
         raise BadData(f"the column {name!r} is empty in every row; leave it out")
     knots = np.unique(np.quantile(known, np.linspace(0, 1, _NUM_KNOTS + 1)))

@@ -39,8 +39,8 @@ def find_number_columns(columns: Iterable[fc.FeatureColumn]) -> frozenset[str]:
 
 
 def add_numbers(graph: OnnxGraph, fitted: FittedColumns) -> str:
-    """The numeric columns, (rows, columns) in float32; a missing one is NaN."""
-    return str(graph.add("Concat", *(graph.cast(graph.column(each.name), "float32") for each in fitted.numeric), axis=1))
+    """The numeric columns, (rows, columns) in float64; a missing one is NaN."""
+    return str(graph.add("Concat", *(graph.column(each.name) for each in fitted.numeric), axis=1))
 
 
 def add_codes(graph: OnnxGraph, column: fc.FeatureColumn) -> CodesInGraph:
