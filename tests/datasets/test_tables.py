@@ -149,7 +149,7 @@ def test_types_of_large_json_lines_are_those_of_all_blocks(tmp_path: Path, as_if
     rows = load(path).numpy()
     assert (rows["a"][-1], rows["b"][0], rows["b"][-1]) == (1.5, None, "new")
     path.write_text('{"a": 1}\n' * 50 + '{"a": "x"}\n')
-    with pytest.raises(BadData, match="rows.jsonl"):
+    with pytest.raises(BadData, match=r"rows\.jsonl"):
         load(path)
 
 

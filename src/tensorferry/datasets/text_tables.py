@@ -1,7 +1,7 @@
 """CSV, TSV and JSON lines as Arrow tables; large ones block by block into an Arrow file.
 
-Arrow infers types from a file's first block alone. Where a later block does not have them, the types are found again: of a CSV file
-the wrong column's becomes the next wider one, of JSON lines all blocks' types are joined.
+Arrow infers types from a file's first block alone. Where a later block does not have them, the types are found again: of a CSV
+file the wrong column's becomes the next wider one, of JSON lines all blocks' types are joined.
 """
 
 import io

@@ -73,8 +73,8 @@ def read_numbers(table: Table, name: str) -> NDArray[np.float64]:
     if np.isinf(numbers := values.astype(np.float64)).any():
         place = int(np.flatnonzero(np.isinf(numbers))[0])
         raise BadData(
-            f"expected finite numbers in the column {name!r}, received {numbers[place]} (infinity) in row {place}; replace it, or "
-            "leave it empty (NaN)"
+            f"expected finite numbers in the column {name!r}, received {numbers[place]} (infinity) in row {place}; replace it, "
+            "or leave it empty (NaN)"
         )
     return numbers
 
