@@ -163,6 +163,11 @@ def test_importance_finds_the_column_that_matters() -> None:
     falls = estimators.permutation_importance(model, rows, target)
     assert list(falls) == ["signal", "noise"]
     assert model.feature_importances_.argmax() == 1
+    assert list(model.importances_) == ["signal", "noise"]
+    again = make("BoostedTreesClassifier", features=[fc.bucketized("signal"), fc.numeric("signal"), fc.numeric("noise")])
+    shares = again.fit(rows, target).importances_
+    assert list(shares) == ["signal", "noise"]
+    assert sum(shares.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,12 @@ COLUMNS = [
     fc.weighted("w", "n"),
     fc.sequence("s"),
     fc.sequence("s", max_length=2),
+    fc.numeric("n", missing=-3.5, normalizer="standard"),
+    fc.numeric("k", normalizer="minmax"),
+    fc.vocabulary("w", unknown="other", min_count=2),
+    fc.vocabulary("k", unknown="other"),
+    fc.sequence(fc.vocabulary("s", unknown="other")),
+    fc.crossed([fc.vocabulary("w", unknown="other"), "w"], 30),
 ]
 ROWS = {
     "n": [1.5, -2.0, 7.0, np.nan, 5.0, 0.0] * 10,

@@ -24,7 +24,8 @@ from tensorferry.estimators.metrics import measure_classes, measure_values
 from tensorferry.estimators.settings import check_class_weight, check_settings
 from tensorferry.estimators.thresholds import find_threshold
 from tensorferry.feature_columns.columns import FeatureColumn
-from tensorferry.feature_columns.encoding import FittedColumns, infer
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.learning import infer
 from tensorferry.feature_columns.onnx_columns import find_number_columns
 from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table, count_rows, read_table

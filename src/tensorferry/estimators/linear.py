@@ -10,7 +10,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstimator, TableRegressor, choose_columns
 from tensorferry.feature_columns.columns import FeatureColumn
-from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes, fit_columns
+from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes
+from tensorferry.feature_columns.learning import fit_columns
 from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
 from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
 from tensorferry.feature_columns.table import Table, count_rows

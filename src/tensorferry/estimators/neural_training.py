@@ -17,7 +17,8 @@ from tensorferry.estimators.estimator import Arrays, TableEstimator
 from tensorferry.estimators.inputs import InputFn
 from tensorferry.estimators.settings import check_settings
 from tensorferry.feature_columns import columns as fc
-from tensorferry.feature_columns.encoding import FittedColumns, fit_columns
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.learning import fit_columns
 from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table, count_rows, read_table
 
