@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import streaming
 
+import streaming
 from tensorferry.datasets import tables
 
 
