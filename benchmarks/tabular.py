@@ -5,9 +5,9 @@
     python benchmarks/tabular.py --models trees      without the networks, which take minutes
     python benchmarks/tabular.py --no-times          without seconds: where other work runs on the machine
 
-Every table is split 80/20 by each seed, the same rows for all. Metrics are medians of the seeds. CPU seconds, where they are shown,
-are those of `fit`, median and spread, measured in turns on as many threads as there are cores. Peers that are not installed are
-left out.
+Every table is split 80/20 by each seed, the same rows for all. Metrics are medians of the seeds. CPU seconds, where they are
+shown, are those of `fit`, median and spread, measured in turns on as many threads as there are cores. Peers that are not
+installed are left out.
 """
 
 import argparse
