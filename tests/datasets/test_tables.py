@@ -186,12 +186,11 @@ def test_a_damaged_row_group_is_told_with_its_rows(tmp_path: Path, as_if_large: 
     table = pa.table({"a": np.arange(4000), "b": np.arange(4000) / 2})
     pyarrow.parquet.write_table(table, path, row_group_size=1000, compression="none", use_dictionary=False)
     content = bytearray(path.read_bytes())
-    content[len(content) // 2 : len(content) // 2 + 4000] = (
-        b"\xff" * 4000
-    )  # inside the third row group, and the end of the second
+    header = pyarrow.parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content[header : header + 10] = b"\xff" * 10
     path.write_bytes(content)
     dataset = load(path)
-    with pytest.raises(BadData, match=r"rows\.parquet.*\(rows [12],000 to [23],999\)"):
+    with pytest.raises(BadData, match=r"rows\.parquet.*\(rows 2,000 to 2,999\)"):
         dataset.numpy()
 
 

@@ -1,6 +1,8 @@
 """The premade estimators as a user meets them: any table in, any target, what was learnt saved and loaded bit for bit."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,16 @@ def test_a_deep_model_repeats_with_its_seed_and_goes_on_with_warm_start() -> Non
     before = model.evaluate(lambda: (rows, target))["rmse"]
     model.set_params(epochs=20).fit(rows, target)
     assert model.evaluate(lambda: (rows, target))["rmse"] < before
+
+
+def test_a_copy_of_a_deep_model_is_one_of_its_own() -> None:
+    rows, target = {"x": np.linspace(-1, 1, 200)}, np.linspace(-1, 1, 200) ** 2
+    model = make("DNNRegressor", epochs=2, warm_start=True).fit(rows, target)
+    before = model.predict(rows)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(again.predict(rows), before)
+        again.fit(rows, target)
+        assert np.array_equal(model.predict(rows), before)
 
 
 def test_a_budget_changes_nothing_but_rounding() -> None:

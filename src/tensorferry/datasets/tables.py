@@ -78,18 +78,18 @@ def read_file(path: Path, suffix: str | None = None) -> Dataset:
         if suffix == ".parquet":
             return _open_parquet(path, nbytes)
         if suffix == ".arrow":
-            return _open_arrow(path)
+            return _open_arrow(path, path.name)
         if nbytes <= _IN_MEMORY_NBYTES:
             return _checked(path, dataset_from_arrow(read_text(path, suffix), path.name))
-        return _open_arrow(_convert(path, suffix))
+        return _open_arrow(_convert(path, suffix), path.name)
 
 
 def _open_parquet(path: Path, nbytes: int) -> Dataset:
     parquet = load_extra("pyarrow.parquet", "reading Parquet files", "datasets")
-    if nbytes <= _IN_MEMORY_NBYTES:
-        return _checked(path, dataset_from_arrow(parquet.read_table(path, partitioning=None), path.name))
     file = parquet.ParquetFile(path)
     _check_names(path.name, file.schema_arrow.names)
+    if nbytes <= _IN_MEMORY_NBYTES:
+        return _checked(path, dataset_from_arrow(file.read(), path.name))
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     nullable = set()
     for group in groups:
@@ -101,14 +101,14 @@ def _open_parquet(path: Path, nbytes: int) -> Dataset:
     return _checked(path, Dataset(path.name, rows, columns))
 
 
-def _open_arrow(path: Path) -> Dataset:
+def _open_arrow(path: Path, name: str) -> Dataset:
     ipc = load_extra("pyarrow.ipc", "reading Arrow files", "datasets")
     pa = _arrow()
     try:
         file = ipc.open_file(pa.memory_map(str(path)))
     except pa.ArrowInvalid:  # a stream, as Hugging Face writes them
-        return _checked(path, dataset_from_arrow(ipc.open_stream(pa.memory_map(str(path))).read_all(), path.name))
-    _check_names(path.name, file.schema.names)
+        return _checked(path, dataset_from_arrow(ipc.open_stream(pa.memory_map(str(path))).read_all(), name))
+    _check_names(name, file.schema.names)
     blocks = [file.get_batch(number) for number in range(file.num_record_batches)]  # mapped: nothing is read yet
     nullable = {name for block in blocks for name in block.schema.names if block.column(name).null_count}
     columns = _describe(file.schema, nullable, blocks[:1])
@@ -117,7 +117,7 @@ def _open_arrow(path: Path) -> Dataset:
     def read(number: int, names: list[str]) -> Any:
         return unmapped.get_batch(number).select(names)
 
-    return _checked(path, Dataset(path.name, BlockRows(path, [block.num_rows for block in blocks], read, columns), columns))
+    return _checked(path, Dataset(name, BlockRows(path, [block.num_rows for block in blocks], read, columns), columns))
 
 
 def _convert(path: Path, suffix: str) -> Path:

@@ -18,7 +18,7 @@ from sklearn.utils import Tags
 from tensorferry.datasets import Dataset
 from tensorferry.errors import BadData
 from tensorferry.estimators.calibration import Calibration, fit_calibration
-from tensorferry.estimators.exporting import export, make_tensors
+from tensorferry.estimators.exporting import export, export_saved_model, make_tensors
 from tensorferry.estimators.inputs import InputFn, gather_pairs, gather_tables, is_matrix, read_values, read_weights
 from tensorferry.estimators.metrics import measure_classes, measure_values
 from tensorferry.estimators.settings import check_class_weight, check_settings
@@ -113,6 +113,10 @@ class TableEstimator(BaseEstimator):
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the model into a model repository for `ferry serve`, such as "models/adult"; gives the version's folder."""
         return export(self.to_onnx(), folder)
+
+    def export_saved_model(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model as a SavedModel of TensorFlow, which takes and gives the same as the ONNX file; gives the folder."""
+        return export_saved_model(self.to_onnx(), folder)
 
     def to_tensors(self, X: Any) -> Arrays:  # noqa: N803
         """Rows as the exported model takes them: an array of shape (rows, 1) for every column that it looks at."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.errors import BadModel
+from tensorferry.extras import missing_extra
 from tensorferry.feature_columns.encoding import FittedColumns
 from tensorferry.feature_columns.onnx_columns import find_number_columns
 from tensorferry.feature_columns.table import Table, read_numbers, read_words
@@ -49,6 +50,28 @@ def export(content: bytes, folder: str | os.PathLike[str]) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target / str(version)
+
+
+def export_saved_model(content: bytes, folder: str | os.PathLike[str]) -> Path:
+    """Write an ONNX file as a SavedModel into a folder that is not there yet; gives that folder."""
+    target = Path(folder)
+    if target.exists():
+        raise BadModel(f"{str(target)!r} is there already; name another folder for the SavedModel")
+    try:
+        from tensorferry.estimators.tensorflow_graph import write_saved_model
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise missing_extra("writing a SavedModel", "tensorflow") from error
+    part = target.parent / f".ferry-{secrets.token_hex(8)}"
+    try:
+        write_saved_model(content, str(part))
+        part.rename(target)
+    except OSError as error:
+        raise BadModel(f"cannot write to {str(target)!r}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
 
 
 def make_tensors(fitted: FittedColumns | None, table: Table) -> dict[str, NDArray]:

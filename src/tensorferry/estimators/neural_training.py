@@ -208,6 +208,19 @@ class NeuralEstimator(TableEstimator):
         scores = add_network(graph, self.parts_.get("linear"), self.parts_.get("dnn"), len(self.hidden_units), read)
         return graph.cast(scores, "float64")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what goes to another process, has the network's weights instead of what Keras made for this one."""
+        state = dict(super().__getstate__())
+        if "model_" in state:
+            state["model_"] = self.model_.get_weights()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "model_" in state:
+            self.model_ = self._build()
+            self.model_.set_weights(state["model_"])
+
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
         facts = {"parts": {name: part.to_json() for name, part in self.parts_.items()}, "n_iter": self.n_iter_}
         return facts, {f"weight_{place}": weight for place, weight in enumerate(self.model_.get_weights())}

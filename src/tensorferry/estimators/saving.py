@@ -55,7 +55,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
         told = json.loads(path.read_text("utf-8"))
         if told.get("format") != _FORMAT:
             raise BadData(f"{str(path)!r} is not an estimator of this version")
-        with np.load(Path(folder) / _ARRAYS, allow_pickle=False) as found:
+        with (Path(folder) / _ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
     except BadData:
         raise

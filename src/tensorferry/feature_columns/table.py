@@ -80,7 +80,7 @@ def read_numbers(table: Table, name: str) -> NDArray[np.float64]:
 
 
 def read_words(table: Table, name: str) -> NDArray:
-    """A column as words, None where nothing is known; a whole number is written without a point."""
+    """A column as words, None where nothing is known; a whole number is written without a point, true and false as 1 and 0."""
     values = pick_column(table, name)
     if values.dtype == object:
         return np.array([None if _is_missing(value) else _write(value) for value in values], object)
@@ -181,6 +181,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _write(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))  # as a column has it in which none is missing
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)
