@@ -38,6 +38,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "published-scale": "Estimates of clusters beside published figures",
     "tabular": "Estimators on tables",
     "streaming": "Estimators on sets larger than memory",
+    "served_rows": "Estimators behind the server",
     "optimize": "Inference engines",
     "serve": "The prediction server",
 }
