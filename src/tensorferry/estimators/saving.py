@@ -22,8 +22,10 @@ from tensorferry.messages import did_you_mean, first_line
 _FORMAT = "tensorferry-estimator-2"
 _FACTS, _ARRAYS = "estimator.json", "arrays.npz"
 # what the readers of JSON, ZIP and NumPy's arrays raise at files that are cut off, damaged, or made to be so
-_UNREADABLE = (OSError, ValueError, AttributeError, EOFError, KeyError, MemoryError, NotImplementedError, RecursionError)
-_UNREADABLE += (RuntimeError, zipfile.BadZipFile, zlib.error)
+_UNREADABLE = (
+    *(OSError, ValueError, AttributeError, EOFError, KeyError, MemoryError, NotImplementedError, RecursionError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:

@@ -35,7 +35,7 @@ def check_class_weight(given: Any, classes: Sequence[Any]) -> None:
 
 
 def _is_whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and value >= least
+    return lambda value: isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def _is_real(is_inside: Callable[[float], bool]) -> Callable[[Any], bool]:
