@@ -17,7 +17,7 @@ EXPECTED_FAILURES = {
     },
     "Baseline": {},
 }
-SMALL = {"hidden_units": (8,), "epochs": 20, "batch_size": 64, "learning_rate": 0.05, "random_state": 0}
+SMALL = {"hidden_units": (8,), "epochs": 20, "batch_size": 64, "learning_rate": 0.05, "validation_fraction": 0, "random_state": 0}
 
 
 def list_expected_failures(estimator) -> dict[str, str]:
