@@ -37,6 +37,8 @@ HEADINGS = {  # by benchmark, in the order of the page
     "published": "Estimates beside published figures",
     "published-scale": "Estimates of clusters beside published figures",
     "tabular": "Estimators on tables",
+    "streaming": "Estimators on sets larger than memory",
+    "served_rows": "Estimators behind the server",
     "optimize": "Inference engines",
     "serve": "The prediction server",
 }
