@@ -32,7 +32,14 @@ _VALUES = (int, float, complex, str, torch.dtype, torch.device, type(None))
 
 def load_program(path: Path, trust: bool) -> Any:
     """The exported program of a file; without trust raises BadModel for one that holds more than tensors and their graph."""
-    return torch.export.load(path if trust else io.BytesIO(vet_program(path)))
+    if trust:
+        return torch.export.load(path)
+    program = torch.export.load(io.BytesIO(vet_program(path)))
+    for name, value in (program.state_dict | program.constants).items():
+        # such a value is more than one where it is counted, and one where it is used
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bool and bool((value.view(torch.uint8) > 1).any()):
+            raise BadModel(f"PyTorch cannot load {path.name}: '{name}' holds values that are neither true nor false")
+    return program
 
 
 def vet_program(path: Path) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tensorferry.serve.runtimes.program_ops import is_allowed
 from tensorferry.serve.runtimes.torch_compat import OpOverload
 from tensorferry.serve.runtimes.trust import Untrusted
 
@@ -42,12 +43,8 @@ _PLAIN_TARGETS = frozenset(
     }.items()
     for name in names.split()
 )
-_OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)")
-# what texts that ops of aten take may be about; a file's name, or something to print, is not among it
-_TEXT_ARGUMENTS = _split(
-    "UPLO activation approximate assert_msg driver equation indexing interpolation mode norm ord p pad_mode padding padding_side "
-    "reduce rounding_mode side"
-)
+_OPERATOR = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
+_STRIDED = 7  # the layout of ordinary tensors, as torch.export numbers them
 
 
 def vet_graph(data: bytes) -> bytes:
@@ -84,6 +81,8 @@ def _vet(value: Any, field: str, is_argument: bool) -> Any:
     if isinstance(value, dict):
         if "as_custom_obj" in value or "custom_obj" in value:
             raise Untrusted("an object of a class of its own")
+        if any(value.get(key, _STRIDED) not in (_STRIDED, {"as_int": _STRIDED}) for key in ("layout", "as_layout")):
+            raise Untrusted("a tensor that is not dense")
         for key in value:
             _ = _vet_expression(key) if field == "range_constraints" else check_word(key)
         return {key: _vet_field(field, key, item, is_argument) for key, item in value.items()}
@@ -108,13 +107,12 @@ def _vet_target(text: str) -> str:
         if text not in _PLAIN_TARGETS:
             raise Untrusted(f"a call of {text[:80]!r}")
         return text
-    namespace, name, overload = found.groups()
-    operator = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
+    name, overload = found.groups()
+    operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
     if not isinstance(operator, OpOverload):
         raise Untrusted(f"a call of {text[:80]!r}, which this torch does not have")
-    texts = {argument.name for argument in operator._schema.arguments if "str" in str(argument.type)}
-    if not texts <= _TEXT_ARGUMENTS:
-        raise Untrusted(f"a call of {text[:80]!r}")
+    if not is_allowed(operator, name):
+        raise Untrusted(f"a call of {text[:80]!r}, which is not among the ops that are known to be safe")
     return text
 
 
