@@ -76,7 +76,7 @@ def call(target: str, arguments: Program) -> Callable[[Program], None]:
 
     def edit(program: Program) -> None:
         graph = program["graph_module"]["graph"]
-        inputs = [{"name": name, "arg": value, "kind": 1} for name, value in arguments.items()]
+        inputs = [{"name": name, "arg": value, "kind": 1 if name in ("", "self") else 2} for name, value in arguments.items()]
         outputs = [{"as_tensor": {"name": "one_more"}}]
         graph["nodes"].append({"target": target, "inputs": inputs, "outputs": outputs, "metadata": {}, "name": "one_more"})
         graph["tensor_values"]["one_more"] = next(iter(graph["tensor_values"].values()))

@@ -123,6 +123,7 @@ def test_models_in_core_aten_need_no_trust(name: str, tmp_path: Path) -> None:
         "native_batch_norm.default",
         "new_empty.default",
         "add.out",
+        "remainder.int",
         "resize_.default",
         "segment_reduce.default",
         "set_.source_Tensor",
@@ -136,9 +137,19 @@ def test_an_op_that_trusts_its_caller_needs_trust(target: str, tmp_path: Path) -
         load_program(path, trust=False)
 
 
-def test_a_tensor_that_is_not_dense_needs_trust(tmp_path: Path) -> None:
-    path = change(save(tmp_path / "model.pt2"), call("torch.ops.aten.zeros.default", {"layout": {"as_layout": 2}}))
-    with pytest.raises(BadModel, match=r"not dense.*--trust"):
+@pytest.mark.parametrize(
+    ("argument", "value", "what"),
+    [
+        ("layout", {"as_layout": 2}, "not dense"),
+        ("layout", {"as_int": 2}, "a number for the layout"),
+        ("memory_format", {"as_int": 100}, "a number for the memory_format"),
+        ("dtype", {"as_int": 100}, "a number for the dtype"),
+    ],
+)
+def test_what_torch_does_not_check_of_a_call_needs_trust(argument: str, value: Program, what: str, tmp_path: Path) -> None:
+    given = {"self": {"as_tensor": {"name": "x"}}, argument: value}
+    path = change(save(tmp_path / "model.pt2"), call("torch.ops.aten.zeros_like.default", given))
+    with pytest.raises(BadModel, match=f"{what}.*--trust"):
         load_program(path, trust=False)
 
 

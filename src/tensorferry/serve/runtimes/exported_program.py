@@ -18,6 +18,7 @@ import torch
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.runtimes.program_graph import check_word, vet_graph, vet_words
+from tensorferry.serve.runtimes.program_ops import vet_loaded
 from tensorferry.serve.runtimes.trust import Untrusted, refuse
 
 _MAX_MEMBERS = 2**17
@@ -35,10 +36,10 @@ def load_program(path: Path, trust: bool) -> Any:
     if trust:
         return torch.export.load(path)
     program = torch.export.load(io.BytesIO(vet_program(path)))
-    for name, value in (program.state_dict | program.constants).items():
-        # such a value is more than one where it is counted, and one where it is used
-        if isinstance(value, torch.Tensor) and value.dtype == torch.bool and bool((value.view(torch.uint8) > 1).any()):
-            raise BadModel(f"PyTorch cannot load {path.name}: '{name}' holds values that are neither true nor false")
+    try:
+        vet_loaded(program)
+    except Untrusted as found:
+        raise refuse(path, found) from None
     return program
 
 
