@@ -22,6 +22,7 @@ from models import save_scale
 from running import RunningServer
 from tritonclient.grpc import service_pb2 as pb
 
+from tensorferry.serve.core.memory import Charge, MemoryBudget
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.rest.infer import read_raw_request
 
@@ -334,7 +335,7 @@ def test_a_body_may_be_the_only_input_and_nothing_else(client: RawClient) -> Non
 
 def test_a_body_may_be_one_text_and_nothing_else() -> None:
     spec = ModelSpec("read", 8, (TensorSpec("text", "BYTES", (-1, 1)),), ())
-    request, _ = read_raw_request("read", "", b"a picture", spec)
+    request, _ = read_raw_request("read", "", b"a picture", spec, Charge(MemoryBudget(100)))
     assert request.inputs["text"].tolist() == [[b"a picture"]]
 
 

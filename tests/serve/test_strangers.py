@@ -4,6 +4,7 @@ import contextlib
 import gc
 import gzip
 import itertools
+import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -22,9 +23,11 @@ from wire import Wire, make_request, pack
 from tensorferry.serve.core.faults import MemoryFull, TooLarge
 from tensorferry.serve.core.limits import MAX_HEADER_NBYTES
 from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
-from tensorferry.serve.rest.infer import check_json
+from tensorferry.serve.rest.infer import arrive
+from tensorferry.serve.rest.json_body import check_json
 from tensorferry.serve.rest.protocol import HttpConnection
 from tensorferry.serve.server import Server
 
@@ -179,7 +182,7 @@ def test_what_all_clients_hold_together_is_bounded_over_both_protocols(root: Pat
 
 def test_what_bodies_unpack_to_counts_too(root: Path) -> None:
     packed = gzip.compress(bytes(16 * MIB))
-    text = gzip.compress(b'{"inputs": [' + b"[]," * (MIB // 4) + b"[]]}")  # less than 1 MiB, and many times that when it is read
+    text = gzip.compress(b'{"inputs": [' + b"[]," * (MIB // 10) + b"[]]}")  # less than 1 MiB, and many times that when it is read
 
     def client(server: Server) -> None:
         for body in (packed, text):
@@ -196,7 +199,7 @@ def test_what_bodies_unpack_to_counts_too(root: Path) -> None:
 
 def test_what_is_read_in_a_thread_for_a_client_who_hangs_up_is_not_held_for_ever(root: Path) -> None:
     text = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [%d], "data": [%s1]}]}'
-    packed = gzip.compress(text % (MIB, b"1," * (MIB - 1)))
+    packed = gzip.compress(text % (MIB // 4, b"1," * (MIB // 4 - 1)))
 
     def client(server: Server) -> None:
         for _ in range(8):
@@ -221,6 +224,111 @@ def test_what_is_charged_after_its_client_has_gone_is_refused_and_not_counted() 
         charge.add(1)
     charge.add(-60)
     assert (budget.num_held, charge.nbytes) == (0, 0)
+
+
+@pytest.fixture
+def region() -> Iterator[str]:
+    """An object in shared memory of 6 MiB, all zeros."""
+    name = f"ferry_strangers_{os.getpid()}"
+    path = Path("/dev/shm") / name
+    with path.open("wb") as file:
+        file.truncate(6 * MIB)
+    yield name
+    path.unlink()
+
+
+def register(server: Server, region: str) -> None:
+    body = orjson.dumps({"key": region, "byte_size": 6 * MIB})
+    answer = post(server.http_port, "/v2/systemsharedmemory/region/all/register", body, content_type="application/json")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def write_places(names: list[str], datatype: str, size: int, nbytes: int) -> bytes:
+    place = {"shared_memory_region": "all", "shared_memory_byte_size": nbytes}
+    inputs = [{"name": name, "datatype": datatype, "shape": [1, size], "parameters": place} for name in names]
+    return orjson.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}})
+
+
+def call_with_places(server: Server, model: str, names: list[str], datatype: str, size: int, nbytes: int) -> int:
+    message = pb.ModelInferRequest(model_name=model)
+    for name in names:
+        tensor = message.inputs.add(name=name, datatype=datatype, shape=[1, size])
+        tensor.parameters["shared_memory_region"].string_param = "all"
+        tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+    with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+        return wire.call(message.SerializeToString()).status
+
+
+def test_what_is_read_from_shared_memory_counts_before_it_is_read(
+    root: Path, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Regions, "read", lambda *_: pytest.fail("it was read"))
+    read = {"model": "numbers", "names": ["x"], "datatype": "FP32", "size": 6 * MIB // 4, "nbytes": 6 * MIB}
+    unknown = read | {"names": [f"x{at}" for at in range(100)]}
+
+    def client(server: Server) -> None:
+        register(server, region)
+        for arguments, status, code in (
+            (read, b"503", Status.RESOURCE_EXHAUSTED),
+            (unknown, b"400", Status.INVALID_ARGUMENT),
+            (read | {"size": 4}, b"400", Status.INVALID_ARGUMENT),
+            (read | {"model": "nothing"}, b"404", Status.NOT_FOUND),
+        ):
+            body = write_places(*(arguments[key] for key in ("names", "datatype", "size", "nbytes")))
+            assert post(server.http_port, f"/v2/models/{arguments['model']}/infer", body).startswith(b"HTTP/1.1 " + status)
+            assert call_with_places(server, **arguments) == code
+        assert_sane(server)
+        wait_until(lambda: server.budget.num_held == 0)
+
+    serve(root, client, max_memory_nbytes=8 * MIB, shared_memory="ferry_")
+
+
+@pytest.mark.parametrize(("model", "datatype", "size"), [("texts", "BYTES", 3 * MIB // 4), ("numbers", "FP32", 3 * MIB // 2)])
+def test_reading_shared_memory_keeps_nobody_waiting(root: Path, region: str, model: str, datatype: str, size: int) -> None:
+    nbytes = 4 * size  # texts of no bytes are four bytes each
+
+    def client(server: Server) -> None:
+        register(server, region)
+        answer = post(server.http_port, f"/v2/models/{model}/infer", write_places(["x"], datatype, size, nbytes))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            message = pb.ModelInferRequest(model_name=model)
+            tensor = message.inputs.add(name="x", datatype=datatype, shape=[1, size])
+            tensor.parameters["shared_memory_region"].string_param = "all"
+            tensor.parameters["shared_memory_byte_size"].int64_param = nbytes
+            stream = wire.begin()
+            wire.data(stream, pack(message.SerializeToString()))
+            wire.until(lambda frame: frame.type == 1)
+
+    _, longest = serve(root, client, max_memory_nbytes=2**30, shared_memory="ferry_")
+    assert longest < LONGEST_SECONDS
+
+
+def test_arrays_of_small_requests_count_too(root: Path) -> None:
+    """A request of 64 KiB can hold texts for 600 KiB, and ask for answers of any size."""
+    texts = write_texts(0, 12_000)
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [1, 12_000], "parameters": {"binary_data_size": len(texts)}}
+    head = orjson.dumps({"inputs": [tensor]})
+    lines = {"inference_header_content_length": str(len(head))}
+
+    def client(server: Server) -> None:
+        assert post(server.http_port, "/v2/models/texts/infer", head + texts, **lines).startswith(b"HTTP/1.1 503 ")
+        message = pb.ModelInferRequest(model_name="texts", raw_input_contents=[texts])
+        message.inputs.add(name="x", datatype="BYTES", shape=[1, 12_000])
+        with Wire(f"127.0.0.1:{server.grpc_port}") as wire:
+            assert wire.call(message.SerializeToString()).status == Status.RESOURCE_EXHAUSTED
+
+    serve(root, client, max_memory_nbytes=600_000)
+
+
+def test_texts_count_before_they_are_read() -> None:
+    texts = write_texts(0, 100_000)
+    tensor = {"name": "x", "datatype": "BYTES", "shape": [100_000], "parameters": {"binary_data_size": len(texts)}}
+    head = orjson.dumps({"inputs": [tensor]})
+    arrived = arrive(head + texts, str(len(head)), charge := Charge(MemoryBudget(MIB)))
+    with pytest.raises(MemoryFull, match="beyond"):
+        arrived.read("texts", "", Regions(), charge)
+    assert charge.nbytes == 0
 
 
 def test_answers_that_nobody_reads_count_too(root: Path) -> None:
@@ -257,21 +365,21 @@ def test_a_message_of_very_many_fields_is_not_parsed(root: Path) -> None:
 # ---- time ------------------------------------------------------------------------------------------------------------------
 
 
-def write_texts(num_elements: int) -> bytes:
-    return struct.pack("<I", 1).join([b"", *[b"x"] * num_elements])
+def write_texts(nbytes: int, num_elements: int) -> bytes:
+    return (struct.pack("<I", nbytes) + b"x" * nbytes) * num_elements
 
 
 @pytest.mark.parametrize("model", ["numbers", "texts", "nothing"])
 def test_few_bytes_that_unpack_to_many_keep_nobody_waiting(root: Path, model: str) -> None:
     number = b'"x"' if model == "texts" else b"1"
-    size = MIB // 2 if model == "texts" else MIB
+    size = MIB // 8 if model == "texts" else MIB // 4
     datatype = b"BYTES" if model == "texts" else b"FP32"
     text = b'{"inputs": [{"name": "x", "datatype": "%s", "shape": [1, %d], "data": [%s]}]}'
     packed = gzip.compress(text % (datatype, size, b",".join([number] * size)))
     message = pb.ModelInferRequest(model_name=model)
     tensor = message.inputs.add(name="x", datatype=datatype.decode(), shape=[1, size])
     if model == "texts":
-        message.raw_input_contents.append(write_texts(size))
+        message.raw_input_contents.append(write_texts(1, size))
     else:
         tensor.contents.fp32_contents.extend([1.0] * size)
     called = gzip.compress(message.SerializeToString())
@@ -292,7 +400,7 @@ def test_few_bytes_that_unpack_to_many_keep_nobody_waiting(root: Path, model: st
 
 @pytest.mark.parametrize(
     ("model", "datatype", "element", "size"),
-    [("numbers", "FP32", b"1", 3 * MIB), ("numbers", "FP32", b"[1]", MIB), ("texts", "BYTES", b'""', 2 * MIB)],
+    [("numbers", "FP32", b"1", MIB), ("numbers", "FP32", b"[1]", MIB // 4), ("texts", "BYTES", b'""', MIB // 2)],
 )
 def test_json_of_very_many_values_is_not_parsed(root: Path, model: str, datatype: str, element: bytes, size: int) -> None:
     """The parser keeps the interpreter for itself, in a thread too."""
@@ -328,7 +436,7 @@ def test_messages_of_very_many_values_are_not_parsed(root: Path) -> None:
                 message = pb.ModelInferRequest(model_name=model)
                 if model == "texts":
                     message.inputs.add(name="x", datatype="BYTES", shape=[1, 2 * MIB])
-                    message.raw_input_contents.append(write_texts(2 * MIB))
+                    message.raw_input_contents.append(write_texts(1, 2 * MIB))
                 else:
                     tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, 3 * MIB])
                     tensor.contents.fp32_contents.extend([1.0] * (3 * MIB))

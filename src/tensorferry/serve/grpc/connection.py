@@ -445,8 +445,7 @@ class Http2Connection(asyncio.Protocol):
         self.streams.pop(stream.number, None)
         self.outflow.drop(stream)
         self.inflow.release(stream)
-        if stream.charge.nbytes:
-            stream.charge.close()
+        stream.charge.close()
         if self.is_ending and not self.streams:
             self._half_close()
 

@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
         self.limits = limits
         self.connections = connections
         self.reserved = Charge(budget)  # for the connection itself, and for small requests
-        self.charge = Charge(budget)  # for what a request takes beyond that
+        self.charge = Charge(budget, CONNECTION_NBYTES // 4)  # for what a request takes beyond that
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.unparsed = b""  # what a client sent behind a request that is under way
