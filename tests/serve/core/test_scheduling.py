@@ -1,7 +1,6 @@
 """Models under concurrent requests: batches, instances, limits, padding, cache, cancellation."""
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -123,13 +122,11 @@ def test_a_request_that_fails_does_not_fail_its_batch() -> None:
 
 
 def test_closing_waits_for_no_company() -> None:
-    behind = Behind(BatchPolicy(max_batch_size=8, preferred_sizes=(4,), max_delay_seconds=20.0))
+    behind = Behind(BatchPolicy(max_batch_size=8, preferred_sizes=(4,), max_delay_seconds=3600.0))
     behind.gates[0].passes.release(1)
     behind.submit(1)
     behind.submit(2)
-    started = time.monotonic()
-    behind.scheduler.close()
-    assert time.monotonic() - started < 10
+    behind.scheduler.close()  # which waits for what is under way
     assert behind.gates[0].batches == [[1, 2]]
     assert len(behind.answers) == 2
 

@@ -90,8 +90,13 @@ def encode_bytes(array: Array) -> bytes:
     """The bytes of `array` as the protocol sends them."""
     if array.dtype.hasobject:
         elements = array.reshape(-1).tolist()
-        return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, elements)), elements, strict=True)))
+        pieces = (elements[begin : begin + PIECE_VALUES] for begin in range(0, len(elements), PIECE_VALUES))
+        return b"".join([_encode_texts(piece) for piece in pieces])
     return array.tobytes()
+
+
+def _encode_texts(elements: list[bytes]) -> bytes:
+    return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, elements)), elements, strict=True)))
 
 
 def held_nbytes(arrays: Iterable[Array]) -> int:

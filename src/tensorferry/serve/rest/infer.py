@@ -27,7 +27,7 @@ def is_quick_to_read(body: bytes, header_length: str) -> bool:
     """Whether a body takes no longer to read than the event loop may be busy: numbers behind the JSON are hardly looked at."""
     if len(body) <= INLINE_NBYTES or header_length == "0":
         return len(body) <= INLINE_RAW_NBYTES
-    length = _read_length(header_length) if header_length else None
+    length = _read_length(header_length) if 0 < len(header_length) <= _MAX_NUM_DIGITS else None
     if length is None or length > INLINE_NBYTES or len(body) > INLINE_RAW_NBYTES:
         return False
     head = body[:length]
@@ -62,7 +62,7 @@ def arrive(body: bytes, header_length: str, charge: Charge) -> Arrived:
     """Read the JSON of a body, which is `header_length` bytes long (all of it, where that is empty)."""
     head, rest = body, _NO_BYTES
     if header_length:
-        length = _read_length(header_length)
+        length = _read_length(header_length) if len(header_length) <= _MAX_NUM_DIGITS else None
         if length is None or length > len(body):
             raise InvalidRequest(
                 f"the Inference-Header-Content-Length {header_length[:20]!r} does not fit a body of {len(body)} bytes"
@@ -121,8 +121,8 @@ def write_response(response: InferResponse, forms: OutputForms) -> tuple[int | N
 
 @lru_cache(maxsize=256)
 def _read_length(text: str) -> int | None:
-    """A length in a header; None where it is no number, or beyond all memory."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_NUM_DIGITS else None
+    """A length in a header; None where it is no number."""
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _write_output(output: OutputTensor, forms: OutputForms, tail: list[bytes]) -> dict[str, Any]:
