@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import torch
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.runtimes.program_graph import check_word, vet_graph, vet_words
-from tensorferry.serve.runtimes.program_ops import vet_loaded
+from tensorferry.serve.runtimes.program_graph import vet_loaded
+from tensorferry.serve.runtimes.program_text import check_word, vet_graph, vet_words
 from tensorferry.serve.runtimes.trust import Untrusted, refuse
 
 _MAX_MEMBERS = 2**17
