@@ -11,7 +11,8 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core import loading
 from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import InvalidRequest
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
+from tensorferry.serve.core.workshop import Workshop
 
 
 def _load(repository: Path, text: str) -> None:

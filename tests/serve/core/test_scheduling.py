@@ -17,7 +17,6 @@ from tensorferry.serve.core.cache import ResponseCache, make_key
 from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, Unavailable
 from tensorferry.serve.core.limiter import Limiter
-from tensorferry.serve.core.loading import Workshop
 from tensorferry.serve.core.model import ModelJob, RuntimeModel
 from tensorferry.serve.core.queueing import BatchPolicy, Job, QueuePolicy
 from tensorferry.serve.core.repository import Repository
@@ -25,6 +24,7 @@ from tensorferry.serve.core.requests import RequestOptions
 from tensorferry.serve.core.scheduler import Instance, Scheduler
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec, make_spec
 from tensorferry.serve.core.stats import Stats
+from tensorferry.serve.core.workshop import Workshop
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 SPEC = ModelSpec("gate", 8, (TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),))

@@ -18,7 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import parse_config, read_config
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.runtimes.runtime import LoadOptions
 from tensorferry.serve.runtimes.table import load_runtime
 

@@ -1,6 +1,6 @@
 """An inference as gRPC carries it: ModelInferRequest and ModelInferResponse."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,10 +161,20 @@ class ArrivedInput:
         return _read_contents(self.tensor, self.datatype, self.shape)
 
 
-def find_inputs(message: Any) -> list[ArrivedInput]:
+@dataclass(frozen=True, slots=True)
+class ArrivedInputs:
+    """All inputs of a message."""
+
+    inputs: Collection[ArrivedInput]
+    nbytes: int  # that their arrays take at most
+    is_quick_to_read: bool  # whether what they name in shared memory takes no longer than the event loop may be busy
+
+
+def find_inputs(message: Any) -> ArrivedInputs:
     """The inputs of a ModelInferRequest, none of which is read yet."""
     raw = message.raw_input_contents
-    at = 0
+    at = nbytes = 0
+    has_places = False
     found: dict[str, ArrivedInput] = {}
     for tensor in message.inputs:
         name = tensor.name
@@ -178,24 +188,20 @@ def find_inputs(message: Any) -> list[ArrivedInput]:
             contents = raw[at]
             at += 1
         datatype = check_datatype(tensor.datatype, name)
-        found[name] = ArrivedInput(name, datatype, check_shape(list(tensor.shape), name), contents, place, tensor)
+        arrived = found[name] = ArrivedInput(name, datatype, check_shape(list(tensor.shape), name), contents, place, tensor)
+        nbytes += arrived.nbytes
+        has_places |= place is not None
     if at != len(raw):
         raise InvalidRequest(f"{len(raw) - at} entries of raw_input_contents belong to no input")
     if not found:
         raise InvalidRequest("the request has no inputs")
-    return list(found.values())
+    return ArrivedInputs(found.values(), nbytes, not has_places or nbytes <= INLINE_NBYTES)
 
 
-def is_quick_to_read(arrived: list[ArrivedInput]) -> bool:
-    """Whether what they name in shared memory takes no longer to read than the event loop may be busy."""
-    places = [each for each in arrived if each.place is not None]
-    return not places or sum(each.nbytes for each in places) <= INLINE_NBYTES
-
-
-def read_request(message: Any, arrived: list[ArrivedInput], regions: Regions, charge: Charge) -> InferRequest:
+def read_request(message: Any, arrived: ArrivedInputs, regions: Regions, charge: Charge) -> InferRequest:
     """The request of a ModelInferRequest and its inputs; its arrays and its answer are charged to `charge`."""
-    charge.hold(sum([each.nbytes for each in arrived]))
-    inputs = {each.name: each.read(regions) for each in arrived}
+    charge.hold(arrived.nbytes)
+    inputs = {each.name: each.read(regions) for each in arrived.inputs}
     parameters = {key: _value(value) for key, value in message.parameters.items()} if message.parameters else _EMPTY
     return InferRequest(
         model_name=message.model_name,

@@ -22,10 +22,9 @@ from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.core.tracing import HEADER, TraceContext, read_trace
 from tensorferry.serve.grpc.calls import Call, Cancellable, Status, parse, status_of
 from tensorferry.serve.grpc.infer_messages import (
-    ArrivedInput,
+    ArrivedInputs,
     Outline,
     find_inputs,
-    is_quick_to_read,
     outline,
     read_request,
     write_response,
@@ -69,7 +68,7 @@ class Inference:
                 self.work = _start_task(self._parse_and_submit(data, found))
                 return
         message, arrived = self._read(data)
-        if not is_quick_to_read(arrived):
+        if not arrived.is_quick_to_read:
             self._check(message, arrived)
             self.work = _start_task(self._read_and_submit(message, arrived))
             return
@@ -96,22 +95,22 @@ class Inference:
         """Answer with an error."""
         raise NotImplementedError
 
-    def _read(self, data: bytes) -> tuple[Any, list[ArrivedInput]]:
+    def _read(self, data: bytes) -> tuple[Any, ArrivedInputs]:
         message = parse(pb.ModelInferRequest, data)
         self.identify(message)
         return message, find_inputs(message)
 
-    def _check(self, message: Any, arrived: list[ArrivedInput]) -> None:
+    def _check(self, message: Any, arrived: ArrivedInputs) -> None:
         """Raise what is wrong with a request before its inputs are read from shared memory."""
         spec = self.plane.find(message.model_name, message.model_version).spec
-        for each in arrived:
+        for each in arrived.inputs:
             spec.check_input(each.name, DTYPES[each.datatype], each.shape)
 
     async def _parse_and_submit(self, data: bytes, found: Outline) -> None:
         def read() -> InferRequest:
             self.charge.add(found.parsed_nbytes)
             message, arrived = self._read(data)
-            if not is_quick_to_read(arrived):
+            if not arrived.is_quick_to_read:
                 self._check(message, arrived)
             request = read_request(message, arrived, self.plane.regions, self.charge)
             self.charge.add(-found.parsed_nbytes)
@@ -119,7 +118,7 @@ class Inference:
 
         await self._submit_from(read)
 
-    async def _read_and_submit(self, message: Any, arrived: list[ArrivedInput]) -> None:
+    async def _read_and_submit(self, message: Any, arrived: ArrivedInputs) -> None:
         await self._submit_from(lambda: read_request(message, arrived, self.plane.regions, self.charge))
 
     async def _submit_from(self, read: Callable[[], InferRequest]) -> None:

@@ -16,7 +16,7 @@ from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.spec import ModelSpec
 from tensorferry.serve.core.tensors import DTYPES, Array, decode_bytes, encode_bytes, encode_json
 from tensorferry.serve.rest.json_body import check_json
-from tensorferry.serve.rest.layout import ALL_BINARY, Layout, OutputForms, read_known_layout, read_layout
+from tensorferry.serve.rest.layout import ALL_BINARY, Layout, OutputForms, check_rest, read_known_layout, read_layout
 
 _MAX_NUM_DIGITS = 18  # of a length
 _MAX_KNOWN_NBYTES = 1024  # longer JSON is not remembered
@@ -40,18 +40,17 @@ class Arrived:
 
     layout: Layout
     rest: memoryview  # what follows the JSON
-    nbytes: int  # that its tensors take at most
     json_nbytes: int = 0  # charged for the JSON, while it is needed
 
     @property
     def is_quick_to_read(self) -> bool:
         """Whether what it names in shared memory takes no longer to read than the event loop may be busy."""
-        return not self.layout.has_places or self.nbytes <= INLINE_NBYTES
+        return not self.layout.has_places or self.layout.held_nbytes <= INLINE_NBYTES
 
     def read(self, name: str, version: str, regions: Regions, charge: Charge) -> InferRequest:
         """The request with its tensors."""
         layout = self.layout
-        charge.hold(self.nbytes)
+        charge.hold(layout.held_nbytes)
         inputs = {tensor.name: tensor.read(self.rest, regions) for tensor in layout.inputs}
         if self.json_nbytes:
             charge.add(-self.json_nbytes)
@@ -73,10 +72,9 @@ def arrive(body: bytes, header_length: str, charge: Charge) -> Arrived:
         json_nbytes = check_json(head)
         charge.add(json_nbytes)
     layout = read_known_layout(head) if header_length and len(head) <= _MAX_KNOWN_NBYTES else read_layout(head)
-    nbytes = sum([tensor.count(len(head), len(rest)) for tensor in layout.inputs])
     if layout.nbytes != len(rest):
-        raise InvalidRequest(f"{len(rest) - layout.nbytes} bytes are left after the last binary input")
-    return Arrived(layout, rest, nbytes, json_nbytes)
+        check_rest(layout, len(rest))
+    return Arrived(layout, rest, json_nbytes)
 
 
 def read_raw_request(name: str, version: str, body: bytes, spec: ModelSpec, charge: Charge) -> tuple[InferRequest, OutputForms]:

@@ -51,12 +51,9 @@ class InputLayout:
     place: RegionSlice | None = None
     data: Any = None
 
-    def count(self, json_nbytes: int, rest_nbytes: int) -> int:
+    def count(self, json_nbytes: int) -> int:
         """The memory that its array takes at most, and what is read for it; the request's bytes are counted already."""
         if self.end is not None:
-            if self.end > rest_nbytes:
-                needed, left = self.end - self.begin, max(0, rest_nbytes - self.begin)
-                raise InvalidRequest(f"input '{self.name}' needs {needed} bytes behind the JSON, {left} are left")
             return decoded_nbytes(self.datatype, self.shape, self.end - self.begin)
         if self.place is not None:
             check_size(self.datatype, self.shape, self.place.nbytes, self.name)
@@ -78,11 +75,22 @@ class Layout:
 
     inputs: tuple[InputLayout, ...]
     nbytes: int  # that follow it
+    held_nbytes: int  # that its arrays take at most
     has_places: bool
     wanted: tuple[WantedOutput, ...]
     forms: OutputForms
     id: str
     options: RequestOptions
+
+
+def check_rest(layout: Layout, nbytes: int) -> None:
+    """Raise InvalidRequest unless what follows the JSON is as long as it says."""
+    for tensor in layout.inputs:
+        if tensor.end is not None and tensor.end > nbytes:
+            needed, left = tensor.end - tensor.begin, max(0, nbytes - tensor.begin)
+            raise InvalidRequest(f"input '{tensor.name}' needs {needed} bytes behind the JSON, {left} are left")
+    if layout.nbytes != nbytes:
+        raise InvalidRequest(f"{nbytes - layout.nbytes} bytes are left after the last binary input")
 
 
 def read_layout(head: bytes) -> Layout:
@@ -110,6 +118,7 @@ def read_layout(head: bytes) -> Layout:
     return Layout(
         inputs=tuple(inputs.values()),
         nbytes=nbytes,
+        held_nbytes=sum(tensor.count(len(head)) for tensor in inputs.values()),
         has_places=any(tensor.place is not None for tensor in inputs.values()),
         wanted=wanted,
         forms=forms,
