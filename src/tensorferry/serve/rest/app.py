@@ -30,6 +30,7 @@ from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.core.tracing import read_trace
 from tensorferry.serve.rest.answers import Reply
+from tensorferry.serve.rest.exchange import Exchange, HttpRequest, Written
 from tensorferry.serve.rest.generate import EventGeneration, OneGeneration, read_generate
 from tensorferry.serve.rest.infer import (
     Arrived,
@@ -39,7 +40,6 @@ from tensorferry.serve.rest.infer import (
     write_response,
 )
 from tensorferry.serve.rest.layout import OutputForms
-from tensorferry.serve.rest.protocol import Exchange, HttpRequest, Written
 from tensorferry.serve.rest.routes import RestRoute, WrongMethod, find_route
 from tensorferry.serve.rest.same_origin import check_control, check_origin
 
@@ -144,7 +144,7 @@ class RestApp:
     async def _infer_large(
         self, request: HttpRequest, exchange: Exchange, name: str, version: str, unpacker: Unpacker | None
     ) -> None:
-        def read() -> tuple[InferRequest, OutputForms]:
+        def read() -> tuple[InferRequest, OutputForms] | Arrived:
             if unpacker is not None:
                 request.body = unpacker.finish()
             return self._read(request, exchange, name, version)

@@ -11,7 +11,7 @@ from tensorferry.serve.core.faults import NotFound, RequestFault
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.rest import answers
 from tensorferry.serve.rest.answers import Reply
-from tensorferry.serve.rest.protocol import HttpRequest
+from tensorferry.serve.rest.exchange import HttpRequest
 
 Answer = Callable[[DataPlane, HttpRequest, Charge, Mapping[str, str]], Reply | Awaitable[Reply]]
 
