@@ -38,6 +38,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "published-scale": "Estimates of clusters beside published figures",
     "tabular": "Estimators on tables",
     "optimize": "Inference engines",
+    "optimize-repeat": "Inference engines: does the choice repeat?",
     "serve": "The prediction server",
 }
 README_MODELS = {  # by benchmark and model
