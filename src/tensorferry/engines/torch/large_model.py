@@ -218,15 +218,15 @@ class LargeTraining:
             raise ours from None
 
     def _close(self) -> None:
-        with self._store.lock:
+        with self._store.lock, ExitStack() as last:  # one that fails keeps none of the others from what it brings back
+            last.callback(self._store.retire, bring_back=not self._failed)
+            last.callback(self._bring_states_back)
+            last.callback(self._stream.close, bring_back=not self._failed)
             self._end_step()
             self._highest_nbytes = self._device.highest_nbytes()
             self._step = None
             if self._failed:
                 self._store.abandon()
-            self._stream.close(bring_back=not self._failed)
-            self._bring_states_back()
-            self._store.retire(bring_back=not self._failed)
 
     def _bring_states_back(self) -> None:
         try:

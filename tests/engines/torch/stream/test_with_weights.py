@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import tensorferry as ferry
 from tensorferry.engines.torch import LargeTraining
+from tensorferry.engines.torch.stream.slab_io import StoredRows
 
 NUM_STEPS = 3
 Step = tuple[Callable[[], nn.Module], Callable[[nn.Module], torch.Tensor]]
@@ -87,6 +88,24 @@ def test_a_step_that_streams_with_weights_that_move_learns_what_a_plain_one_does
         torch.testing.assert_close(large, plain, rtol=1e-3, atol=1e-5)
         assert torch.equal(large, again)
     assert large_losses == again_losses
+
+
+def test_weights_come_back_though_an_output_that_somebody_holds_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(self: StoredRows) -> None:
+        raise ferry.TierLost("the disk is gone")
+
+    torch.manual_seed(0)
+    model = _volumes()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    monkeypatch.setattr(StoredRows, "settle", lose)
+    open_window = LargeTraining._open_window
+    monkeypatch.setattr(LargeTraining, "_open_window", lambda self, _: open_window(self, 2**18))
+    with pytest.raises(ferry.TierLost, match="the disk is gone"), _both("160MiB")(model) as big:
+        kept = model(torch.randn(1, 1, 24, 24, 24))
+        assert big._window is not None
+        assert big._window.resident_nbytes < big._window.nbytes
+    assert kept.shape == (1, 2, 24, 24, 24)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_a_refusal_names_a_smaller_budget_where_weights_may_move() -> None:
