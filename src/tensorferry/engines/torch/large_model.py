@@ -382,8 +382,9 @@ class LargeTraining:
     ) -> list[tuple[int, WindowedStep | None]]:
         """The budgets to name for a step that streams, with its weights resident and in a window, as far as the user wants."""
         ways: list[WindowedStep | None] = [] if self._window is not None or self._weights is True else [None]
-        if self._weights is not False:
-            ways.append(find_windowed(trace, self._min_nbytes))
+        windowed = find_windowed(trace, self._min_nbytes)
+        if not ways or (self._weights is not False and windowed.nbytes):
+            ways.append(windowed)
         return [(budget_to_name(self._stream.floor_nbytes(trace, args, kwargs, way)), way) for way in ways]
 
     def _begin_streaming(
@@ -404,7 +405,7 @@ class LargeTraining:
             self._inputs,
             args,
             kwargs,
-            None if self._window is None else self._window.window_nbytes,
+            self._window,
             lambda: StreamSession(
                 device, self._store, self._states, self._limits.limit_nbytes, self.budget_nbytes, self._watchdog_seconds
             ),

@@ -11,6 +11,7 @@ from tensorferry.engines.torch.stream.decision import count_rows, streamed_floor
 from tensorferry.engines.torch.stream.rules import can_stream
 from tensorferry.engines.torch.stream.session import StreamedStep, StreamSession
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
+from tensorferry.engines.torch.weights import WeightWindow
 from tensorferry.errors import BadOption
 from tensorferry.plan.weights import WindowedStep
 from tensorferry.trace import Trace
@@ -34,13 +35,14 @@ class StreamChoice:
         inputs: Inputs,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        window_nbytes: int | None,
+        window: WeightWindow | None,
         make_session: Callable[[], StreamSession],
     ) -> StreamSession:
-        """Steps of these inputs stream from now on; `window_nbytes`: of weights that move."""
+        """Steps of these inputs stream from now on; `window`: of weights that move."""
         held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
-        weights_nbytes = sum(p.nbytes * (1 + p.requires_grad) for p in self._model.parameters())
-        self._held_nbytes[inputs] = held_nbytes + (weights_nbytes if window_nbytes is None else window_nbytes)
+        staying = (p for p in self._model.parameters() if window is None or not window.holds(p))
+        held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in staying)
+        self._held_nbytes[inputs] = held_nbytes + (0 if window is None else window.window_nbytes)
         if self.session is None:
             self.session = make_session()
         return self.session

@@ -80,7 +80,7 @@ def streamed_floor_nbytes(
         name = op.kernel.partition(".")[0]
         widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
     if windowed is not None:
-        return least_window_nbytes(windowed) + kept_nbytes(trace) + _COLD_NBYTES + 2 * widest_nbytes
+        return least_window_nbytes(windowed) + fixed_nbytes(windowed.trace) + _COLD_NBYTES + 2 * widest_nbytes
     state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)
     return fixed_nbytes(trace) + _COLD_NBYTES + max(2 * widest_nbytes, state_nbytes)
 
@@ -93,13 +93,8 @@ def least_window_nbytes(windowed: WindowedStep) -> int:
 
 def window_nbytes_for(windowed: WindowedStep, limit_nbytes: int) -> int:
     """How wide a window to give weights beside streamed ops, in a step that may hold so much."""
-    room = room_nbytes(limit_nbytes, kept_nbytes(windowed.whole))
+    room = room_nbytes(limit_nbytes, fixed_nbytes(windowed.trace))
     return min(windowed.nbytes, max(least_window_nbytes(windowed), room // _WINDOW_PART))
-
-
-def kept_nbytes(trace: Trace) -> int:
-    """What a step holds of buffers and inputs, all of the time."""
-    return sum(storage.nbytes for storage in trace.storages if storage.kind in (Kind.BUFFER, Kind.INPUT))
 
 
 def stored_nbytes(trace: Trace, sizes: StreamSizes, can_stream: Callable[[str], bool]) -> int:
