@@ -48,7 +48,7 @@ def step_texts(step: StepEstimate) -> tuple[str, ...]:
     link = max(step.busy(Lane.OUT), step.busy(Lane.IN))
     fits = "plain" if step.fits_plain else f"with {plan.tier}" if plan is not None else "no"
     if step.weights is not None:
-        fits += f", weights in {format_bytes(step.weights.window_nbytes)}"
+        fits += f", weights in {format_bytes(step.weights.window_nbytes)} of {format_bytes(step.weights.nbytes)}"
     return (
         plain_peak,
         fits,
