@@ -139,3 +139,31 @@ def test_what_a_plan_keeps_leaves_when_others_take_its_memory(monkeypatch: pytes
     assert num_copies_out[-1] > 0
     assert adversary.peak_nbytes() <= limit_nbytes
     assert outcome == train_plain(case, "cpu")
+
+
+def test_what_a_plan_keeps_leaves_for_an_op_that_is_not_in_it_and_makes_far_more_than_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planned, "_MAX_UNSEEN_NBYTES", 0)  # a toy's whole step would go unseen
+    case, adversary = CASES[0], Adversary(seed=0)
+    limit_nbytes = 4 * tight_for(case)
+    edge = int((3 * tight_for(case) / 4) ** 0.5)
+    num_copies_out: list[int] = []
+
+    def step(model: torch.nn.Module, batch: tuple[torch.Tensor, ...], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        before = adversary.num_copies_out
+        loss = functional.cross_entropy(model(batch[0]), batch[1])
+        if len(num_copies_out) == NUM_STEPS - 1:
+            adversary.live.peak_nbytes = 0  # of the ops from here on
+            torch.ones(edge, 1) @ torch.ones(1, edge)
+        loss.backward()
+        num_copies_out.append(adversary.num_copies_out - before)
+        optimizer.step()
+        optimizer.zero_grad()
+        return [loss.detach()]
+
+    open_large = _large(adversary, MARGIN_NBYTES + limit_nbytes, recompute=False)
+    train_in(replace(case, step=step), open_large, num_steps=NUM_STEPS)
+    assert num_copies_out[-2] == 0  # the plan keeps everything
+    assert num_copies_out[-1] > 0
+    assert adversary.peak_nbytes() <= limit_nbytes

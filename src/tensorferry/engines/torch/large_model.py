@@ -565,7 +565,7 @@ class LargeTraining:
         room_nbytes = limit_nbytes - held_nbytes
         if not may_allocate(room_nbytes, args, kwargs):
             return
-        demand_nbytes = estimate_demand(func, args, kwargs)
+        demand_nbytes = estimate_demand(func, args, kwargs, room_nbytes)
         if demand_nbytes > room_nbytes and self._window is not None:
             self._window.narrow(demand_nbytes - room_nbytes)
             self._device.trim()

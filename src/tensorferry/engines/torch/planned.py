@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tensorferry.engines.core.history import StepMode
-from tensorferry.engines.torch.compat import tree_leaves
+from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.log import OpLog
 from tensorferry.engines.torch.recompute import ReplayNotes
 from tensorferry.engines.torch.schedule import StepSchedule
@@ -124,7 +124,7 @@ class PlannedStep:
             if planned:
                 is_tight = self._prepare(position)
             else:
-                self._ensure_unplanned_room(args, kwargs)
+                self._ensure_unplanned_room(func, args, kwargs)
                 is_tight = True
         self._await_states(args, kwargs)
         between = partial(self._between_kernels, position) if planned else None
@@ -229,9 +229,13 @@ class PlannedStep:
         if self._held_nbytes(demand_nbytes) + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
 
-    def _ensure_unplanned_room(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make room for an op that is not in the plan: what it will allocate is guessed to be as much as it reads."""
-        self._ensure_room(sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.is_sparse))
+    def _ensure_unplanned_room(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make room for an op that is not in the plan."""
+        room_nbytes = self.limit_nbytes - self._held_nbytes(0)
+        if may_allocate(room_nbytes, args, kwargs):
+            with self.store.at_work():
+                demand_nbytes = estimate_demand(func, args, kwargs, room_nbytes)
+            self._ensure_room(demand_nbytes)
 
     def _held_nbytes(self, need_nbytes: int) -> int:
         """What is held; freed memory that was kept for reuse is given back when the plan's peak would be passed."""
