@@ -331,6 +331,8 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        if expected is not None and expected.note:
+            self._note(expected.note)
         if expected is not None and isinstance(self._device, CpuDevice):
             wake_kernels(expected.trace.ops)
         self._device.trim()  # what was freed, by following the step too, is no part of it
