@@ -85,7 +85,9 @@ class LargeModel(keras.callbacks.Callback):
     @property
     def peak_nbytes(self) -> int:
         """The most that the steps of the last training have held at once so far."""
-        return 0 if self._training is None else self._training.peak_nbytes
+        if self._training is None:
+            raise BadUse("nothing was measured yet: pass this callback to fit first")
+        return self._training.peak_nbytes
 
     def _leave(self) -> None:
         if self._training is not None:

@@ -60,7 +60,14 @@ class OnTensorFlow(Training):
             assert lanes[Lane.OUT] == lanes[Lane.IN] == len(bench.recording.trace.movable)
         moved = {action: sum(d.nbytes for d in decisions if d.action is action) for action in Action}
         return Trained(
-            outcome, lanes[Lane.OUT], lanes[Lane.IN], moved[Action.SWAP], moved[Action.RECOMPUTE], is_planned=not is_watched
+            outcome,
+            lanes[Lane.OUT],
+            lanes[Lane.IN],
+            moved[Action.SWAP],
+            moved[Action.RECOMPUTE],
+            is_planned=not is_watched,
+            peak_nbytes=None,  # an allocator that rounds up to twice the size says little of networks as small as these
+            budget_nbytes=0,
         )
 
     def _decide(self, way: Way) -> list[Decision]:

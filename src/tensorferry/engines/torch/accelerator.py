@@ -51,7 +51,8 @@ class AcceleratorDevice(Device):
         self._module: Any = torch.get_device_module(device)
         self._highest_nbytes = 0
         torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
-        self._op_streams = {self.stream().stream_id: self.stream()}  # those that ops have been called on
+        self._op_streams = {self.stream().stream_id: self.stream()}  # those with ops that may not have run yet
+        self._is_spread = False  # whether ops have been called on more than one: from then on one may read what another made
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
@@ -77,7 +78,8 @@ class AcceleratorDevice(Device):
     def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = self.stream()
         self._op_streams.setdefault(stream.stream_id, stream)
-        if len(self._op_streams) > 1:
+        self._is_spread = self._is_spread or len(self._op_streams) > 1
+        if self._is_spread:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, torch.Tensor) and value.layout is torch.strided and self.holds(value):
                     value.record_stream(stream)
@@ -104,8 +106,14 @@ class AcceleratorDevice(Device):
     def wait_for_ops(self, stream: torch.Stream) -> None:
         """What is put on a stream from now on runs after every op called so far."""
         current = self.stream()
-        for other in ({current.stream_id: current} | self._op_streams).values():
-            stream.wait_stream(other)
+        stream.wait_stream(current)
+        for number, other in list(self._op_streams.items()):
+            if number == current.stream_id:
+                continue
+            if other.query():  # until the next op is called on it there is nothing to wait for
+                del self._op_streams[number]
+            else:
+                stream.wait_stream(other)
 
     def on_host(self, slot: PinnedSlot[torch.Tensor]) -> torch.UntypedStorage:
         return slot.buffer.untyped_storage()

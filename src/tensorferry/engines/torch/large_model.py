@@ -6,6 +6,7 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,7 +28,7 @@ from tensorferry.engines.torch.compat import (
     tree_leaves,
 )
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
-from tensorferry.engines.torch.device import CpuDevice
+from tensorferry.engines.torch.device import CpuDevice, device_of
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
@@ -64,6 +65,7 @@ _MOST_COLD_SHARE, _MOST_COLD_NBYTES, _RECORDS_NBYTES_PER_OP = 0.05, 32 * 2**20, 
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
+_MAX_CALLS = 256  # kinds of call remembered as followed
 _NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
 
@@ -150,7 +152,7 @@ class LargeTraining:
         self._forward_begun = False  # since then
         self._num_steps = 0
         self._num_plans = 0
-        self._forecast_inputs: set[Any] = set()
+        self._forecast_calls: dict[Any, None] = {}
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
@@ -309,13 +311,14 @@ class LargeTraining:
             self._forecast_once(module, args, kwargs)
 
     def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
-        if inputs in self._forecast_inputs:
+        call = _kind_of_call(module, args, kwargs)
+        if call in self._forecast_calls:
             return
         with self._store.at_work(), disable_current_modes():
             self._forecast(module, args, kwargs)
-        self._forecast_inputs.add(inputs)  # what was refused is refused again
+        self._forecast_calls[call] = None  # what was refused is refused again
+        if len(self._forecast_calls) > _MAX_CALLS:
+            del self._forecast_calls[next(iter(self._forecast_calls))]
 
     def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a step that cannot fit, or that the tier has no room for."""
@@ -443,7 +446,7 @@ class LargeTraining:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
+            if not self._kinds and not self._forecast_calls:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
             if self._streaming is not None:
                 self._device.return_freed(at_once=True)
@@ -586,7 +589,8 @@ class LargeTraining:
     @property
     def budget_nbytes(self) -> int:
         """The budget; "auto" is known once the context is entered."""
-        assert self._budget_nbytes is not None, "an automatic budget is known once the context is entered"
+        if self._budget_nbytes is None:
+            raise BadUse("an automatic budget is known once the context is entered: with ferry.large_model(...) as big: ...")
         return self._budget_nbytes
 
     @property
@@ -596,6 +600,8 @@ class LargeTraining:
     @property
     def peak_nbytes(self) -> int:
         """The most that the steps so far have held at once."""
+        if not self._entered:
+            raise BadUse("nothing was measured yet: enter the context first")
         return self._highest_nbytes or self._device.highest_nbytes()
 
     def save_weights(self, path: str | Path) -> None:
@@ -627,6 +633,16 @@ class LargeTraining:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _kind_of_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a forecast of a call depends on, as far as is known; numbers are left out, since one may count steps."""
+    leaves = tree_leaves((args, kwargs))
+    tensors = tuple((t.shape, t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
+    switches = tuple(value for value in leaves if value is None or isinstance(value, bool | str))
+    device = device_of(module).type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return weakref.ref(module), module.training, tuple(kwargs), tensors, switches, autocast
 
 
 def _cold_nbytes(floor_nbytes: int) -> int:

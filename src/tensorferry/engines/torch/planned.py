@@ -255,6 +255,11 @@ class PlannedStep:
     def _swap_out_kept(self, demand_nbytes: int) -> None:
         """The plan was too optimistic: swap kept storages out, those that are wanted last first."""
         swapper = self.store.swapper
+        for state in self._unused_states():
+            self.log.num_unplanned += 1
+            self.states.swap_out(state)
+            if swapper.make_room(demand_nbytes, self.limit_nbytes):
+                return
         for ref in self._saved:
             saved = ref()
             if saved is not None and saved.resident and not saved.wanted and not saved.has_returned:
@@ -263,9 +268,21 @@ class PlannedStep:
                 if swapper.make_room(demand_nbytes, self.limit_nbytes):
                     return
 
+    def _unused_states(self) -> list[StateStorage]:
+        """The optimizer's state that is resident and that no op of this step has used yet, what is wanted last first."""
+        if self.mode is not StepMode.PLANNED:  # nobody knows what the next op uses
+            return []
+        storages, running = self.schedule.trace.storages, self._position - 1
+        wanted = [(storages[i].wanted_at or 0, state) for state, i in self.schedule.states if state.resident and not state.is_gone]
+        ordered = sorted(wanted, key=lambda entry: entry[0], reverse=True)
+        return [state for wanted_at, state in ordered if wanted_at > running]
+
     def swap_out_all(self) -> None:
         """Swap out everything that is not in use, what has come back early included; the device has ended its work."""
         self._room_nbytes = 0
+        for state in self._unused_states():
+            self.log.num_unplanned += 1
+            self.states.swap_out(state)
         for saved in filter(None, (ref() for ref in self._saved)):
             if saved.copy_in is not None:
                 self.store.swapper.cancel_swap_in(saved)
