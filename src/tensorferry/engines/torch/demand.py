@@ -43,10 +43,8 @@ def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ro
 
     A copy of the process is only asked where that may be more than there is room for, since it takes most of a second.
     """
-    if _LOADED_WITH_SHAPES in sys.modules:
-        told_nbytes = _run_without_bytes(func, args, kwargs)
-    else:
-        told_nbytes = _tell(func, args, kwargs)
+    tell = _run_without_bytes if _LOADED_WITH_SHAPES in sys.modules else _tell
+    told_nbytes = tell(func, args, kwargs)
     read_nbytes = sum(_blocks((args, kwargs)).values())
     if told_nbytes is None and _LIKELY_SHARE * read_nbytes > room_nbytes:
         told_nbytes = _ask(func, args, kwargs)

@@ -230,7 +230,6 @@ class PlannedStep:
             self._make_room(demand_nbytes)
 
     def _ensure_unplanned_room(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make room for an op that is not in the plan."""
         room_nbytes = self.limit_nbytes - self._held_nbytes(0)
         if may_allocate(room_nbytes, args, kwargs):
             with self.store.at_work():
@@ -269,13 +268,8 @@ class PlannedStep:
                     return
 
     def _unused_states(self) -> list[StateStorage]:
-        """The optimizer's state that is resident and that no op of this step has used yet, what is wanted last first."""
-        if self.mode is not StepMode.PLANNED:  # nobody knows what the next op uses
-            return []
-        storages, running = self.schedule.trace.storages, self._position - 1
-        wanted = [(storages[i].wanted_at or 0, state) for state, i in self.schedule.states if state.resident and not state.is_gone]
-        ordered = sorted(wanted, key=lambda entry: entry[0], reverse=True)
-        return [state for wanted_at, state in ordered if wanted_at > running]
+        # off the plan nobody knows what the next op uses
+        return self.schedule.unused_states(self._position - 1) if self.mode is StepMode.PLANNED else []
 
     def swap_out_all(self) -> None:
         """Swap out everything that is not in use, what has come back early included; the device has ended its work."""
@@ -296,6 +290,11 @@ class PlannedStep:
     def complete(self) -> bool:
         """Whether it ran through all of the plan."""
         return self.mode is StepMode.PLANNED and self._position > self.schedule.last_wanted
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device has come to its end, so that how long it took can be told without waiting."""
+        return self._ended is None or self._ended.query()
 
     def timeline(self, peak_nbytes: int) -> Timeline:
         """The step as it happened, without ops where it was not timed."""
