@@ -20,8 +20,8 @@ SLOW = Machine("slow", 2**30, (TierSpeed("disk", 1e5, 1e5),))
 
 
 @cache
-def bench_of(network: Network) -> Bench:
-    return Bench(network)
+def bench_of(network: Network, device: str | None = None) -> Bench:
+    return Bench(network, device=device)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,13 +40,14 @@ def bench(request: pytest.FixtureRequest) -> Bench:
 class OnTensorFlow(Training):
     """In a graph that is edited to follow any decisions."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, device: str | None = None) -> None:
         super().__init__(network.name)
         self.network = network
+        self.device = device
 
     @property
     def bench(self) -> Bench:
-        return bench_of(self.network)
+        return bench_of(self.network, self.device)
 
     def train_plain(self) -> Outcome:
         return self.bench.plain

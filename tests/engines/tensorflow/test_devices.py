@@ -96,13 +96,14 @@ CONTRACT = """
 
     promises = [getattr(Contract, name) for name in dir(Contract) if name.startswith("test_")]
     network = next(network for network in NETWORKS if network.name == sys.argv[2])
-    training = suite.OnTensorFlow(network)
     with tf.device("CPU:1"):
+        training = suite.OnTensorFlow(network, "CPU:1")
         for promise in promises:
             promise(Contract(), training)
             print("kept", promise.__name__, flush=True)
-    bench = suite.bench_of(network)
-    assert all("CPU:1" in bench.recording.tensors[s].device for s in bench.recording.trace.movable)
+    recording = training.bench.recording
+    devices = {recording.tensors[s].device for s in recording.trace.movable}
+    assert devices and all("CPU:1" in device for device in devices), devices
     os._exit(0)
 """
 

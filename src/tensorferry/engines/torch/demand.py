@@ -24,7 +24,7 @@ _LIKELY_SHARE = 8  # the same for all but few ops: those that unfold have a rule
 _LOADED_WITH_SHAPES = "torch.fx.experimental.symbolic_shapes"
 _MAX_ANSWERS = 4096  # of copies of the process, kept
 
-_answers: dict[Any, int] = {}  # by op and the shapes of its arguments
+_answers: dict[Any, int | None] = {}  # by op and the shapes of its arguments
 
 
 def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -34,8 +34,7 @@ def may_allocate(nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 def most_nbytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """More than an op allocates, told in no time."""
-    read_nbytes = sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.layout is torch.strided)
-    return _MOST_SHARE * read_nbytes + _MOST_FROM_NOTHING_NBYTES
+    return _MOST_SHARE * _read_nbytes(args, kwargs) + _MOST_FROM_NOTHING_NBYTES
 
 
 def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], room_nbytes: int = sys.maxsize) -> int:
@@ -44,41 +43,45 @@ def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ro
     A copy of the process is only asked where that may be more than there is room for, since it takes most of a second.
     """
     tell = _run_without_bytes if _LOADED_WITH_SHAPES in sys.modules else _tell
-    told_nbytes = tell(func, args, kwargs)
-    read_nbytes = sum(_blocks((args, kwargs)).values())
+    try:
+        told_nbytes = tell(func, args, kwargs)
+    except Exception:  # an op of the user's may have no form without bytes, and tensors may be of any kind
+        told_nbytes = None
+    read_nbytes = _read_nbytes(args, kwargs)
     if told_nbytes is None and _LIKELY_SHARE * read_nbytes > room_nbytes:
         told_nbytes = _ask(func, args, kwargs)
     return read_nbytes if told_nbytes is None else told_nbytes
 
 
-def _run_without_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """From running it on tensors without bytes; None where it has no form for those."""
+def _read_nbytes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    return sum(tensor.nbytes for tensor in _tensors((args, kwargs)) if tensor.layout is torch.strided)
+
+
+def _run_without_bytes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """From running it on tensors without bytes; it raises where it has no form for those."""
     with disable_current_modes():
-        try:
-            bare_args, bare_kwargs = tree_map_only(torch.Tensor, _without_bytes, (args, kwargs))
-            if "device" in kwargs:
-                bare_kwargs["device"] = "meta"
-            out = func(*bare_args, **bare_kwargs)
-            read, made = _blocks((bare_args, bare_kwargs)), _blocks(out)
-            new_nbytes = sum(nbytes for address, nbytes in made.items() if address not in read)
-            return new_nbytes + estimate_workspace(func, args, out)
-        except Exception:  # an op of the user's may have no form without bytes, or fail in any way
-            return None
+        bare_args, bare_kwargs = tree_map_only(torch.Tensor, _without_bytes, (args, kwargs))
+        if "device" in kwargs:
+            bare_kwargs["device"] = "meta"
+        out = func(*bare_args, **bare_kwargs)
+        read, made = _blocks((bare_args, bare_kwargs)), _blocks(out)
+        new_nbytes = sum(nbytes for address, nbytes in made.items() if address not in read)
+        return new_nbytes + estimate_workspace(func, args, out)
 
 
 def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The same in a copy of this process, which loads it there."""
+    """The same in a copy of this process, which loads it there; None where there is no answer."""
     if _LOADED_WITH_SHAPES in sys.modules or any(tensor.device.type != "cpu" for tensor in _tensors((args, kwargs))):
         return None  # it was asked already; an accelerator's context does not outlive a fork
     call = (func, *(_describe(value) for value in tree_leaves((args, kwargs))))
-    try:
-        if call not in _answers:
+    if call not in _answers:
+        try:
             _answers[call] = call_in_fork(partial(_run_without_bytes, func, args, kwargs))
-            if len(_answers) > _MAX_ANSWERS:
-                del _answers[next(iter(_answers))]
-        return _answers[call]
-    except NoAnswer:
-        return None
+        except NoAnswer:
+            _answers[call] = None  # nor would there be one a moment later
+        if len(_answers) > _MAX_ANSWERS:
+            del _answers[next(iter(_answers))]
+    return _answers.get(call)
 
 
 def _describe(value: Any) -> Any:
