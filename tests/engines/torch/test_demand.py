@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import run_program
 
 from tensorferry.engines.torch import demand
 from tensorferry.engines.torch.demand import estimate_demand
@@ -41,6 +42,23 @@ BY_RULE = {
 def test_a_rule_tells_what_torch_tells(name: str) -> None:
     func, args = BY_RULE[name]
     assert demand._tell(func, args, {}) == demand._run_without_bytes(func, args, {})
+
+
+LOADS = """
+    import json, sys
+    import torch
+    from test_demand import BY_RULE
+    from tensorferry.engines.torch import demand
+
+    for func, args in BY_RULE.values():
+        demand.estimate_demand(func, args, {})
+    loaded = [name for name in sys.modules if name.startswith("sympy") or name == demand._LOADED_WITH_SHAPES]
+    print(json.dumps({"loaded": loaded}))
+"""
+
+
+def test_no_rule_loads_what_tells_the_shapes_of_all_ops() -> None:
+    assert run_program(LOADS) == {"loaded": []}
 
 
 def test_an_op_without_a_rule_is_asked_of_a_copy_of_the_process_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ of the process is asked for the others, once for each of their shapes, where the
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -106,16 +107,20 @@ def _tell(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | Non
         out = torch.empty(_convolved(*args[:2], *args[3:9]), dtype=args[0].dtype, device="meta")
         return out.nbytes + estimate_workspace(func, args, out)
     if name == "aten::convolution_backward":
-        gradients = (args[1], args[2], args[0][0].flatten(1)[:, 0])
-        made_nbytes = sum(tensor.nbytes for tensor, is_wanted in zip(gradients, args[10], strict=True) if is_wanted)
-        return made_nbytes + estimate_workspace(func, args, None)
+        gradient, data, weight = args[:3]
+        sizes = (data.nbytes, weight.nbytes, gradient.shape[1] * gradient.element_size())
+        return sum(nbytes for nbytes, is_wanted in zip(sizes, args[10], strict=True) if is_wanted) + estimate_workspace(
+            func, args, None
+        )
     if torch.Tag.pointwise in func.tags:
         return len(returns) * _broadcast_nbytes(_tensors((args, kwargs)), kwargs.get("dtype"))
     return None
 
 
 def _broadcast_nbytes(tensors: list[torch.Tensor], dtype: torch.dtype | None) -> int:
-    num_elements = prod(torch.broadcast_shapes(*(tensor.shape for tensor in tensors)))
+    # torch.broadcast_shapes would load what is not to be loaded here
+    shapes = (reversed(tensor.shape) for tensor in tensors)
+    num_elements = prod(0 if 0 in lengths else max(lengths) for lengths in zip_longest(*shapes, fillvalue=1))
     return num_elements * max([tensor.element_size() for tensor in tensors] + ([dtype.itemsize] if dtype else []))
 
 
