@@ -145,7 +145,7 @@ def test_running_eagerly_is_refused() -> None:
 
 
 def test_a_budget_below_the_floor_names_the_op_and_the_smallest_budget() -> None:
-    with pytest.raises(ferry.BudgetTooSmall, match=r"at its widest, in '.*', it holds .* of activations") as caught:
+    with pytest.raises(ferry.BudgetTooSmall, match=r"at its widest, in '.*', it holds [0-9]") as caught:
         _fit(_callback(budget="1MiB"))
     assert caught.value.smallest_nbytes > 2**20
 
