@@ -41,6 +41,7 @@ class AcceleratorDevice(Device):
 
     synchronous = False
     counts_copies_in = True
+    watches_ops = True
 
     def __init__(self, tier: PinnedTier[torch.Tensor], device: torch.device) -> None:
         self.type = device.type

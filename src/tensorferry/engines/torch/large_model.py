@@ -256,7 +256,10 @@ class LargeTraining:
     def _run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._store.busy:
             return func(*args, **kwargs)
-        self._device.before_op(args, kwargs)
+        if self._device.watches_ops:
+            self._device.before_op(args, kwargs)
+        if self._window is None and self._step is not None:  # nearly every op, and a call more is a call more for each
+            return self._step.run_op(func, args, kwargs)
         if self._window is not None:
             return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs)
         return self._run_op_of_step(func, args, kwargs)

@@ -110,7 +110,7 @@ class PlannedStep:
             and self.mode is StepMode.PLANNED
         ):
             self._room_nbytes = room_nbytes
-            if self.states.any_away:
+            if self.states.moved:
                 self._await_states(args, kwargs)
             if self.is_timed:
                 return self._run_timed(func, args, kwargs)
