@@ -1,12 +1,13 @@
 """What an op is about to allocate, told from its arguments before it runs.
 
 Torch tells the shapes of an op's outputs by running it on tensors without bytes. Where it has not done so before, that would load
-60 MiB of its own into the process. So then a short list of rules tells them for the ops that most models are made of, and a copy
-of the process is asked for the others, once for each of their shapes, where they may not fit.
+60 MiB of its own into the process. So a short list of rules tells them for the ops that most models are made of, which is quicker
+too, and a copy of the process is asked for the others, once for each of their shapes, where they may not fit.
 """
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from math import prod
@@ -43,11 +44,11 @@ def estimate_demand(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ro
 
     A copy of the process is only asked where that may be more than there is room for, since it takes most of a second.
     """
-    tell = _run_without_bytes if _LOADED_WITH_SHAPES in sys.modules else _tell
-    try:
-        told_nbytes = tell(func, args, kwargs)
-    except Exception:  # an op of the user's may have no form without bytes, and tensors may be of any kind
-        told_nbytes = None
+    told_nbytes = None
+    with suppress(Exception):  # an op of the user's may have no form without bytes, and tensors may be of any kind
+        told_nbytes = _tell(func, args, kwargs)
+        if told_nbytes is None and _LOADED_WITH_SHAPES in sys.modules:
+            told_nbytes = _run_without_bytes(func, args, kwargs)
     read_nbytes = _read_nbytes(args, kwargs)
     if told_nbytes is None and _LIKELY_SHARE * read_nbytes > room_nbytes:
         told_nbytes = _ask(func, args, kwargs)
