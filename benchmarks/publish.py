@@ -40,6 +40,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "streaming": "Estimators on sets larger than memory",
     "served_rows": "Estimators behind the server",
     "optimize": "Inference engines",
+    "optimize-repeat": "Inference engines: does the choice repeat?",
     "serve": "The prediction server",
 }
 README_MODELS = {  # by benchmark and model
