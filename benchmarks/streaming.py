@@ -1,7 +1,7 @@
 """A network learns from a set on disk of ten times its memory budget.
 
     python benchmarks/streaming.py                      1.25 GiB of rows, 128 MiB of budget
-    python benchmarks/streaming.py --budget 64MiB --save
+    python benchmarks/streaming.py --budget 64MiB --batch 512 --save
     python benchmarks/streaming.py --no-times           without the wait: where other work runs on the machine
 
 Rows are written to a folder that goes afterwards. The peak is the rise of the process's resident memory over what it was before
@@ -34,10 +34,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="128MiB", help="of the training")
     parser.add_argument("--times", type=int, default=10, help="how many times larger the set is")
+    parser.add_argument("--batch", type=int, default=2048, help="rows of a step")
     parser.add_argument("--no-times", action="store_true", help="leave out the wait, which says nothing on a busy machine")
     options = parse_options(parser, __file__, argv)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder) / "rows.parquet", parse_bytes(options.budget), options.times)
+        found = measure(Path(folder) / "rows.parquet", parse_bytes(options.budget), options.times, options.batch)
     cells = {
         "set": format_bytes(found["set_nbytes"]),
         "rows": f"{found['num_rows']:,}",
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def measure(path: Path, budget_nbytes: int, times: int) -> dict[str, Any]:
+def measure(path: Path, budget_nbytes: int, times: int, batch: int) -> dict[str, Any]:
     """Train one epoch on so many times the budget."""
     write_rows(path, times * budget_nbytes)
     dataset = datasets.load(path, target="y")
@@ -64,7 +65,7 @@ def measure(path: Path, budget_nbytes: int, times: int) -> dict[str, Any]:
     memory = ResidentMeter()
     memory.reset_peak()
     before, begin = memory.peak_nbytes(), perf_counter()
-    model = estimators.DNNRegressor(**settings, hidden_units=(64, 32), batch_size=2048, budget=budget_nbytes).fit(dataset)
+    model = estimators.DNNRegressor(**settings, hidden_units=(64, 32), batch_size=batch, budget=budget_nbytes).fit(dataset)
     seconds, peak_nbytes = perf_counter() - begin, memory.peak_nbytes() - before
     return {
         "set_nbytes": path.stat().st_size,
