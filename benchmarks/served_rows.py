@@ -90,7 +90,7 @@ def measure_cpu(server: Running, name: str, tensors: dict[str, NDArray]) -> floa
 def ask(server: Running, name: str, tensors: dict[str, NDArray], read: Callable[[Any], Any]) -> list[Any]:
     """What each row's answer says, asked one at a time."""
     kinds = {"f4": "FP32", "f8": "FP64", "O": "BYTES"}
-    with triton.InferenceServerClient(server.http) as client:
+    with triton.InferenceServerClient(server.http.removeprefix("http://")) as client:
         found = []
         for row in range(len(next(iter(tensors.values())))):
             inputs = []

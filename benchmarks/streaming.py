@@ -1,7 +1,7 @@
 """A network learns from a set on disk of ten times its memory budget.
 
     python benchmarks/streaming.py                      1.25 GiB of rows, 128 MiB of budget
-    python benchmarks/streaming.py --budget 64MiB --save
+    python benchmarks/streaming.py --times 20 --save
     python benchmarks/streaming.py --no-times           without the wait: where other work runs on the machine
 
 Rows are written to a folder that goes afterwards. The peak is the rise of the process's resident memory over what it was before
@@ -33,11 +33,12 @@ def main(argv: list[str] | None = None) -> int:
     """Write rows, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", default="128MiB", help="of the training")
-    parser.add_argument("--times", type=int, default=10, help="how many times larger the set is")
+    parser.add_argument("--times", type=float, default=10, help="how many times larger the set is")
+    parser.add_argument("--batch", type=int, default=2048, help="rows of a step")
     parser.add_argument("--no-times", action="store_true", help="leave out the wait, which says nothing on a busy machine")
     options = parse_options(parser, __file__, argv)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder) / "rows.parquet", parse_bytes(options.budget), options.times)
+        found = measure(Path(folder) / "rows.parquet", parse_bytes(options.budget), options.times, options.batch)
     cells = {
         "set": format_bytes(found["set_nbytes"]),
         "rows": f"{found['num_rows']:,}",
@@ -49,22 +50,22 @@ def main(argv: list[str] | None = None) -> int:
     if not options.no_times:
         cells["input wait"] = f"{wait_share:.1%}"
         found["wait_share"] = wait_share
-    table = FigureTable(f"a set of {options.times}x a budget of {options.budget}", list(cells), [list(cells.values())])
+    table = FigureTable(f"a set of {options.times:g}x a budget of {options.budget}", list(cells), [list(cells.values())])
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     save_result(options, "streaming", [table], found, PACKAGES)
     return 0
 
 
-def measure(path: Path, budget_nbytes: int, times: int) -> dict[str, Any]:
+def measure(path: Path, budget_nbytes: int, times: float, batch: int) -> dict[str, Any]:
     """Train one epoch on so many times the budget."""
-    write_rows(path, times * budget_nbytes)
+    write_rows(path, round(times * budget_nbytes))
     dataset = datasets.load(path, target="y")
     settings: dict[str, Any] = {"epochs": 1, "random_state": 0}
     estimators.DNNRegressor(**settings, hidden_units=(32,)).fit({"x": np.arange(200.0)}, np.arange(200.0))
     memory = ResidentMeter()
     memory.reset_peak()
     before, begin = memory.peak_nbytes(), perf_counter()
-    model = estimators.DNNRegressor(**settings, hidden_units=(64, 32), batch_size=2048, budget=budget_nbytes).fit(dataset)
+    model = estimators.DNNRegressor(**settings, hidden_units=(64, 32), batch_size=batch, budget=budget_nbytes).fit(dataset)
     seconds, peak_nbytes = perf_counter() - begin, memory.peak_nbytes() - before
     return {
         "set_nbytes": path.stat().st_size,

@@ -172,7 +172,9 @@ def _fit_frame(make: Callable[[], Any]) -> Callable[[Dataset], Callable[[Dataset
         model = make().fit(frame.astype(kinds), codes if is_classification(train) else train.target)
 
         def answer(test: Dataset) -> Any:
-            rows = test.frame.drop(columns=test.target_name).astype(kinds)
+            rows = test.frame.drop(columns=test.target_name)
+            for name, kind in kinds.items():  # a word that was not there in training is missing
+                rows[name] = rows[name].where(rows[name].isin(kind.categories)).astype(kind)
             return model.predict_proba(rows) if hasattr(model, "predict_proba") else model.predict(rows)
 
         return answer

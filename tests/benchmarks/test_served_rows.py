@@ -8,7 +8,7 @@ import served_rows
 
 def test_served_answers_are_those_of_predict(tmp_path: Path) -> None:
     saved = tmp_path / "served_rows.json"
-    assert served_rows.main(["--rows", "5", "--epochs", "1", "--turns", "1", "--save", str(saved)]) == 0
+    assert served_rows.main(["--rows", "200", "--epochs", "1", "--turns", "1", "--save", str(saved)]) == 0
     result = json.loads(saved.read_text())
     assert [each["model"] for each in result["figures"]["models"]][-1] == "plain network"
     for each in result["figures"]["models"][:-1]:

@@ -100,6 +100,43 @@ def test_several_files_with_the_same_columns_are_one_table(tmp_path: Path) -> No
     (tmp_path / "part-3.csv").write_text("a,c\n1,2\n")
     with pytest.raises(BadData, match=r"part-3.csv has other columns.*it has c \(int64\); it lacks b \(object\)"):
         load(f"{tmp_path}/")
+    (tmp_path / "part-3.csv").write_text("b,a\nx,1\n")
+    with pytest.raises(BadData, match="in another order"):
+        load(f"{tmp_path}/")
+    (tmp_path / "part-3.csv").write_text("a,b\nsoon,x\n")
+    with pytest.raises(BadData, match=r"part-3.csv has another type of 'a' than part-0.csv: object instead of int64"):
+        load(f"{tmp_path}/")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_one_file_shows_of_a_column_holds_for_all(tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = "number,flag,note,word,day\n"
+    (tmp_path / "part-0.csv").write_text(header + "".join(f"{row},true,note {row},a,2024-01-01\n" for row in range(9)))
+    (tmp_path / "part-1.csv").write_text(header + ",,note,b,\n" * 4)
+    if large:
+        table = pa.table({"number": [1.5], "flag": [False], "note": ["x"], "word": ["c"], "day": [None]}, _schema_of_parts())
+        pyarrow.parquet.write_table(table, tmp_path / "part-2.parquet")
+        monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 600)
+    dataset = load(f"{tmp_path}/")
+    assert [(column.kind, column.dtype) for column in dataset.columns] == [
+        ("number", "float64"),
+        ("boolean", "object"),
+        ("text", "object"),
+        ("category", "object"),
+        ("time", "datetime64[us]"),
+    ]
+    rows = dataset.select(range(8, 11)).numpy()
+    assert rows["number"].tolist()[:1] == [8.0]
+    assert np.isnan(rows["number"][1:]).all()
+    assert rows["flag"].tolist() == [True, None, None]
+    assert rows["word"].tolist() == ["a", "b", "b"]
+    assert np.isnat(rows["day"]).tolist() == [False, True, True]
+    assert dataset.with_target("word").target.tolist()[:10] == ["a"] * 9 + ["b"]
+
+
+def _schema_of_parts() -> pa.Schema:
+    kinds = {"number": pa.float64(), "flag": pa.bool_(), "note": pa.string(), "word": pa.string(), "day": pa.timestamp("us")}
+    return pa.schema(list(kinds.items()))
 
 
 def test_files_called_train_and_test_are_splits(tmp_path: Path) -> None:

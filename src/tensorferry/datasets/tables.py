@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tensorferry.datasets.column import Column, Kind
 from tensorferry.datasets.dataset import Dataset
-from tensorferry.datasets.rows import ArrayRows, Columns, JoinedRows
+from tensorferry.datasets.rows import ArrayRows, Columns
+from tensorferry.datasets.table_parts import join_tables
 from tensorferry.datasets.text_tables import convert_text, read_text
 from tensorferry.errors import BadData
 from tensorferry.extras import load_extra
@@ -54,12 +55,7 @@ class BlockRows:
 
 def read_tables(paths: Sequence[Path], name: str) -> Dataset:
     """The rows of files with the same columns, one behind the other."""
-    parts = [read_file(path) for path in paths]
-    first = parts[0].columns
-    for path, part in zip(paths[1:], parts[1:], strict=True):
-        if part.columns != first:
-            raise BadData(f"{path} has other columns or types than {paths[0].name}: {_difference(part.columns, first)}")
-    return Dataset(name, parts[0].rows if len(parts) == 1 else JoinedRows([part.rows for part in parts]), first)
+    return join_tables(paths, [read_file(path) for path in paths], name)
 
 
 def dataset_from_arrow(table: Any, name: str) -> Dataset:
@@ -200,19 +196,6 @@ def _checked(path: Path, dataset: Dataset) -> Dataset:
     if not len(dataset):
         raise BadData(f"{path} holds no rows")
     return dataset
-
-
-def _difference(columns: tuple[Column, ...], expected: tuple[Column, ...]) -> str:
-    here, there = ({(column.name, column.dtype) for column in each} for each in (columns, expected))
-    extra, missing = sorted(here - there), sorted(there - here)
-    return (
-        "; ".join(
-            f"{what} {', '.join(f'{name} ({dtype})' for name, dtype in found)}"
-            for what, found in (("it has", extra), ("it lacks", missing))
-            if found
-        )
-        or "in another order"
-    )
 
 
 @contextmanager

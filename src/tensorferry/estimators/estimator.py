@@ -202,7 +202,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         if values.dtype.kind == "f" and not np.all(values == np.floor(values)):
             raise ValueError(f"Unknown label type: continuous. Expected classes, received numbers such as {values[0]:g}")
         self.calibration_ = None  # what was learnt of another training's answers does not hold for this one
-        if getattr(self, "warm_start", False) and hasattr(self, "classes_"):
+        if getattr(self, "warm_start", False) and hasattr(self, "model_"):
             return self._find_places(values)
         self.classes_, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
         check_class_weight(self.class_weight, self.classes_.tolist())

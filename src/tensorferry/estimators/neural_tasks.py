@@ -81,7 +81,7 @@ class NeuralRegressor(NeuralEstimator, TableRegressor):
         return keras.losses.MeanSquaredError()
 
     def _scale_target(self, target: NDArray) -> NDArray:
-        if not (self.warm_start and hasattr(self, "center_")):
+        if not (self.warm_start and hasattr(self, "model_")):
             self.center_, self.scale_ = float(target.mean()), float(target.std()) or 1.0
         return ((target - self.center_) / self.scale_).astype(np.float32)[:, None]
 
@@ -89,7 +89,7 @@ class NeuralRegressor(NeuralEstimator, TableRegressor):
         num_rows, total, squares = 0, 0.0, 0.0
         for values in map(self._read_target, targets):
             num_rows, total, squares = num_rows + len(values), total + values.sum(), squares + np.square(values).sum()
-        if not (self.warm_start and hasattr(self, "center_")):
+        if not (self.warm_start and hasattr(self, "model_")):
             self.center_ = float(total / num_rows)
             self.scale_ = float(np.sqrt(max(0.0, squares / num_rows - self.center_**2))) or 1.0
         return None

@@ -93,6 +93,23 @@ class NeuralEstimator(TableEstimator):
         name = dataset.require_target()
         names = [column.name for column in dataset.input_columns]
         train, held_out = split_blocks(dataset, self.validation_fraction, seed)
+        class_weights = self._learn_stream(train, held_out, window)
+
+        def encode(rows: Columns) -> tuple[Any, ...]:
+            inputs = self._make_inputs(read_table({each: rows[each] for each in names}))
+            target = self._encode_target(rows[name])
+            return (inputs, target) if class_weights is None else (inputs, target, class_weights[target])
+
+        batches = StreamedBatches(train, encode, self.batch_size, seed, window)
+        checked = None if held_out is None else StreamedBatches(held_out, encode, self.batch_size, None, window)
+        self._run_batches(batches, checked, leave_for_step(self.budget, window))
+        self.input_wait_seconds_ = batches.wait_seconds
+
+    def _learn_stream(self, train: Dataset, held_out: Dataset | None, window: int) -> NDArray | None:
+        """What is learnt of a set in one pass: its targets, and feature columns from a sample that is gone afterwards."""
+        seed = self.random_state or 0
+        name = train.require_target()
+        names = [column.name for column in train.input_columns]
         rng, share = np.random.default_rng(seed), _SAMPLE_ROWS / len(train)
         sample: list[Columns] = []
 
@@ -107,16 +124,7 @@ class NeuralEstimator(TableEstimator):
         drawn = join(sample)
         self.n_features_in_, self.feature_names_in_ = len(names), np.array(names, object)
         self._prepare(read_table({each: drawn[each] for each in names}))
-
-        def encode(rows: Columns) -> tuple[Any, ...]:
-            inputs = self._make_inputs(read_table({each: rows[each] for each in names}))
-            target = self._encode_target(rows[name])
-            return (inputs, target) if class_weights is None else (inputs, target, class_weights[target])
-
-        batches = StreamedBatches(train, encode, self.batch_size, seed, window)
-        checked = None if held_out is None else StreamedBatches(held_out, encode, self.batch_size, None, window)
-        self._run_batches(batches, checked, leave_for_step(self.budget, window))
-        self.input_wait_seconds_ = batches.wait_seconds
+        return class_weights
 
     def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:
         values = self._scale_target(target)
