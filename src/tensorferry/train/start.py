@@ -18,13 +18,14 @@ from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
 from tensorferry.train.folder import Run, WatchedRun, hold, is_begun, is_run, open_new, recover, writing
+from tensorferry.train.frameworks import make_trainer
 from tensorferry.train.loop import Session, run_steps, save
 from tensorferry.train.page import draw_run, store_illustration, store_memory
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trained import find_source, load_recipe, load_weights
-from tensorferry.train.trainer import Terms, Trainer, make_predict, make_trainer
+from tensorferry.train.trainer import Terms, Trainer, make_predict
 from tensorferry.units import parse_bytes
 
 _NUM_SAVES = 10  # of a run, unless the user says otherwise
