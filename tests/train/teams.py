@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from tensorferry.recipes.recipe import Data
 class TeamSettings(TinySettings):
     batch: int = 5
     steps: int = 20
-    trouble: str = ""  # kill, stop or raise, in rank 1 at step 13; early: kill, before there is a model
+    trouble: str = ""  # of one rank at step 13: kill, stop, freeze, stick or raise; early: kill, before there is a model
+    who: str = "1"  # of the ranks
     once: str = ""  # a file that tells that it has happened
 
 
@@ -47,9 +49,11 @@ class Layered(Tiny):
         return super().scale_rate(step)
 
     def _misbehave_once(self) -> None:
-        if os.environ.get("RANK") != "1" or Path(self.settings.once).exists():
+        if os.environ.get("RANK") != self.settings.who or Path(self.settings.once).exists():
             return
         Path(self.settings.once).touch()
         if self.settings.trouble == "raise":
             raise BadData("row 5 is no row")
-        os.kill(os.getpid(), signal.SIGTERM if self.settings.trouble == "stop" else signal.SIGKILL)
+        if self.settings.trouble == "stick":
+            time.sleep(3600)
+        os.kill(os.getpid(), {"stop": signal.SIGTERM, "freeze": signal.SIGSTOP}.get(self.settings.trouble, signal.SIGKILL))

@@ -84,6 +84,13 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--restarts", type=int, default=3, metavar="N", help="how often to start again when a process dies (default: 3)"
     )
+    parser.add_argument(
+        "--wait",
+        type=positive,
+        default=300,
+        metavar="SECONDS",
+        help="how long processes wait for one that hangs, before all start again (default: 300)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
     parser.set_defaults(run=_run)
 
@@ -99,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
         _refuse_with_resume(options)
         if is_fitted(options.resume):
             raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
-        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json)
+        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json, wait_seconds=options.wait)
         return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
@@ -122,7 +129,14 @@ def _run(options: argparse.Namespace) -> int:
     )
     if options.auto_resume and options.force:
         raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
-    order = Order(request, parallel=parallel, sync_norm=options.sync_norm, as_json=options.json, goes_on=options.auto_resume)
+    order = Order(
+        request,
+        parallel=parallel,
+        sync_norm=options.sync_norm,
+        as_json=options.json,
+        goes_on=options.auto_resume,
+        wait_seconds=options.wait,
+    )
     return _train(options, order)
 
 

@@ -22,6 +22,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -73,6 +74,15 @@ class Run:
         with writing(_CONFIG, self.folder):
             write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
             write_whole(self.folder / "environment.json", json.dumps(describe_environment(), indent=1))
+
+    def add_starters(self, config: Config, started_by: tuple[str, ...]) -> Config:
+        """Say who goes on with it, beside those that did before."""
+        if set(started_by) <= set(config.started_by):
+            return config
+        config = replace(config, started_by=tuple(sorted({*config.started_by, *started_by})))
+        with writing(_CONFIG, self.folder):
+            write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
+        return config
 
     def read_environment(self) -> dict[str, str]:
         """What it ran on; empty where that is not told."""

@@ -155,6 +155,7 @@ def _check_weights(session: Session, state: RunState, check_until: int) -> None:
 
 def _evaluate(session: Session, state: RunState) -> RunState:
     recipe = session.recipe
+    session.trainer.align()
     predict = make_predict(session.trainer, recipe, session.teamwork.team)
 
     def predict_unless_stopped(arrays: Arrays) -> NDArray[Any]:
@@ -185,10 +186,19 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 def save(session: Session, state: RunState) -> None:
     """Save a checkpoint of this moment, or begin to; the one before is whole by then."""
-    session.saver.wait()
+    team = session.teamwork.team
+    with team.busy(f"saving, before step {state.step} can be saved"):
+        session.saver.wait()
+    session.teamwork.wait_for_all()
+    session.trainer.align()
     session.trainer.collect()
     if not session.is_leader:
         return
+    with team.busy(f"saving step {state.step}"):
+        _begin_to_write(session, state)
+
+
+def _begin_to_write(session: Session, state: RunState) -> None:
     run = session.run
     if session.config.async_save and state.step:  # a run is there once its first checkpoint is
         session.saver.start(partial(_write, run, state, session.trainer.snapshot()))
@@ -203,7 +213,8 @@ def _write(run: Run, state: RunState, write: Callable[[Path], None]) -> None:
 
 def _go_back(session: Session, bad: _BadStep) -> RunState:
     """Load the last checkpoint, and leave the step out that failed if it is known."""
-    session.saver.wait()
+    with session.teamwork.team.busy("saving"):
+        session.saver.wait()
     session.teamwork.wait_for_all()
     found = find_newest(session.run.checkpoints, session.progress.say)
     if found is None:

@@ -49,7 +49,8 @@ class TorchTrainer(Trainer):
     def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         self._team = team
         if team.size > 1:
-            from tensorferry.scaling.torch import is_sharded, spread
+            from tensorferry.scaling.shards import is_sharded
+            from tensorferry.scaling.torch import spread
 
             self._called = spread(self.model, find_parallel(parallel, team.size), self._device, sync_norm=sync_norm)
             self._sharded = is_sharded(self.model)
@@ -94,9 +95,15 @@ class TorchTrainer(Trainer):
             out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))
         return (out.float() if out.is_floating_point() else out).cpu().numpy()
 
+    def align(self) -> None:
+        if self._team.size > 1:
+            from tensorferry.scaling.torch import share_buffers
+
+            share_buffers(self.model)
+
     def collect(self) -> None:
         if self._sharded:
-            from tensorferry.scaling.torch import collect_optimizer, collect_weights
+            from tensorferry.scaling.shards import collect_optimizer, collect_weights
 
             self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
 
@@ -104,7 +111,9 @@ class TorchTrainer(Trainer):
         _write(folder, *self._take_state())
 
     def snapshot(self) -> Callable[[Path], None]:
-        state = copy.deepcopy(_bring_to_cpu(self._take_state()))  # tensors that share memory do so in the copy
+        state = self._take_state()
+        if not self._sharded:  # otherwise it is a copy already
+            state = _copy_to_cpu(state, {})
         return lambda folder: _write(folder, *state)
 
     def _take_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,9 +124,11 @@ class TorchTrainer(Trainer):
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
-            self._load_weights(_read(folder / _WEIGHTS, self._device))
-            if not weights_only:
-                state = _read(folder / _OPTIMIZER, self._device)
+            weights = _read(folder / _WEIGHTS, self._device)
+            state = None if weights_only else _read(folder / _OPTIMIZER, self._device)
+            self._team.gather(None)  # some read faster, and sharing waits for all
+            self._load_weights(weights)
+            if state is not None:
                 self._load_optimizer(state["optimizer"])
                 self.precision.load_state_dict(state["scale"])
         except RuntimeError as error:  # how torch says that names or shapes differ
@@ -125,7 +136,7 @@ class TorchTrainer(Trainer):
 
     def _load_weights(self, state: dict[str, Any]) -> None:
         if self._sharded:
-            from tensorferry.scaling.torch import distribute_weights
+            from tensorferry.scaling.shards import distribute_weights
 
             distribute_weights(self.model, state)
         else:
@@ -133,7 +144,7 @@ class TorchTrainer(Trainer):
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         if self._sharded:
-            from tensorferry.scaling.torch import distribute_optimizer
+            from tensorferry.scaling.shards import distribute_optimizer
 
             distribute_optimizer(self._optimizer, self.model, state)
         else:
@@ -179,14 +190,20 @@ def _write(folder: Path, weights: dict[str, Any], optimizer: dict[str, Any]) -> 
     torch.save(optimizer, folder / _OPTIMIZER)
 
 
-def _bring_to_cpu(value: Any) -> Any:
+def _copy_to_cpu(value: Any, copies: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
+    """One copy of everything; tensors that share memory do so in the copy."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        storage = value.untyped_storage()
+        key = (storage.device, storage.data_ptr())
+        if key not in copies:
+            copies[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        whole = torch.empty(0, dtype=value.dtype)
+        return whole.set_(copies[key], value.storage_offset(), value.size(), value.stride())
     if isinstance(value, dict):
-        brought = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
-        brought.update({name: _bring_to_cpu(each) for name, each in value.items()})
-        return brought
-    return type(value)(map(_bring_to_cpu, value)) if isinstance(value, list | tuple) else value
+        copied = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
+        copied.update({name: _copy_to_cpu(each, copies) for name, each in value.items()})
+        return copied
+    return type(value)(_copy_to_cpu(each, copies) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:

@@ -53,6 +53,9 @@ class Trainer(ABC):
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         """The model's outputs for a batch's inputs; nothing is trained."""
 
+    def align(self) -> None:  # noqa: B027
+        """Give all ranks of a team the leader's buffers, which follow from the rows of each: as they are judged and saved."""
+
     def collect(self) -> None:  # noqa: B027
         """Bring what is saved to the leader of a team; every rank calls this before that."""
 
