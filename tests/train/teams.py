@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from tiny import Tiny, TinySettings
 
 from tensorferry.errors import BadData
-from tensorferry.recipes.recipe import Data
+from tensorferry.recipes.recipe import Data, Predict, Samples
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,19 @@ class Layered(Tiny):
         if self.settings.trouble == "stick":
             time.sleep(3600)
         os.kill(os.getpid(), {"stop": signal.SIGTERM, "freeze": signal.SIGSTOP}.get(self.settings.trouble, signal.SIGKILL))
+
+
+class Normed(Layered):
+    """With a batch norm, whose statistics each rank writes down when it evaluates."""
+
+    def build_model(self, data: Data) -> torch.nn.Module:
+        model = super().build_model(data)
+        assert isinstance(model, torch.nn.Sequential)
+        model.insert(1, torch.nn.BatchNorm1d(self.settings.width))
+        self._norm = model[1]
+        return model
+
+    def evaluate(self, predict: Predict, samples: Samples) -> Mapping[str, float]:
+        found = super().evaluate(predict, samples)
+        torch.save(self._norm.running_mean, f"{self.settings.once}-{os.environ['RANK']}.pt")
+        return found

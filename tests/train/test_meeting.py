@@ -1,14 +1,17 @@
 """Ranks that are not the same are told before they train, and a folder that one of them does not see."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from listening import TINY, Told
 
 from tensorferry.errors import BadOption, BadRun
-from tensorferry.scaling.team import ALONE, Team
+from tensorferry.scaling.team import ALONE, Alone, Team
 from tensorferry.train.meeting import check_folder, compare, greet, leave_token
+from tensorferry.train.start import Ranks, TrainRequest, begin
 
 
 class _Second(Team):
@@ -64,3 +67,21 @@ def test_a_folder_that_a_rank_does_not_see_is_told(tmp_path: Path) -> None:
 def test_one_process_leaves_nothing_to_look_for(tmp_path: Path) -> None:
     check_folder(ALONE, tmp_path, leave_token(ALONE, tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+class _Telling(Alone):
+    """A team of one that remembers what it was busy with."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        self.told.append(what)
+        return nullcontext()
+
+
+def test_whoever_loads_or_saves_says_so_as_the_others_wait(tmp_path: Path) -> None:
+    team = _Telling()
+    assert begin(TrainRequest(TINY, {"steps": "4"}, out=tmp_path / "run", seed=3, every=2), Told(), Ranks(team)) == 0
+    assert team.told[0] == "loading data and model"
+    assert [what for what in team.told if what.startswith("saving step")] == ["saving step 0", "saving step 2", "saving step 4"]

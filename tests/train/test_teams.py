@@ -89,6 +89,26 @@ def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
     assert "all are back" not in ended.stdout
 
 
+def test_a_rank_that_is_stopped_is_named_and_all_come_back(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("freeze", "--wait", "6")
+    assert ended.returncode == 0, ended.stderr
+    assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen in " in ended.stderr
+    assert "restart 1" in ended.stdout
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0")
+    assert ended.returncode == 2
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("ferry: rank 1 waited 6 s for rank 0 (stuck; last seen in teams.py:")
+    assert said.endswith("What was saved is whole: go on with --resume")
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

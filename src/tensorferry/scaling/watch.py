@@ -143,7 +143,8 @@ class Watch:
             return ""
         self._signs = self._read()
         for rank, sign in self._signs.items():
-            self._remember(rank, sign, now)
+            if rank != self._rank:
+                self._remember(rank, sign, now)
         if waited < self.seconds:
             return ""
         long_ago = now - self.seconds / 2
