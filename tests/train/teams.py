@@ -1,6 +1,7 @@
 """Recipes for several ranks: no dropout and no batch norm, so that many compute what one does; one rank may misbehave, once."""
 
 import os
+import resource
 import signal
 import time
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from tensorferry.recipes.recipe import Data, Predict, Samples
 class TeamSettings(TinySettings):
     batch: int = 5
     steps: int = 20
-    trouble: str = ""  # of one rank at step 13: kill, stop, freeze, stick or raise; early: kill, before there is a model
+    trouble: str = ""  # of one rank at step 13, as in `_misbehave_once`; early: kill, before there is a model
     who: str = "1"  # of the ranks
     once: str = ""  # a file that tells that it has happened
 
@@ -53,11 +54,23 @@ class Layered(Tiny):
         if os.environ.get("RANK") != self.settings.who or Path(self.settings.once).exists():
             return
         Path(self.settings.once).touch()
-        if self.settings.trouble == "raise":
-            raise BadData("row 5 is no row")
-        if self.settings.trouble == "stick":
-            time.sleep(3600)
-        os.kill(os.getpid(), {"stop": signal.SIGTERM, "freeze": signal.SIGSTOP}.get(self.settings.trouble, signal.SIGKILL))
+        match self.settings.trouble:
+            case "raise":
+                raise BadData("row 5 is no row")
+            case "stick":
+                time.sleep(3600)
+            case "orphan":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(3600)
+            case "fill":  # as if the disk had no room for more
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+            case "stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Normed(Layered):

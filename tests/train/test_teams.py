@@ -1,8 +1,11 @@
 """Several processes train as one does, and come back when one of them dies."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +110,49 @@ def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
     said = ended.stderr.splitlines()[-1]
     assert said.startswith("ferry: rank 1 waited 6 s for rank 0 (stuck; last seen in teams.py:")
     assert said.endswith("What was saved is whole: go on with --resume")
+
+
+def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("fill", "--set", "who=0")
+    assert ended.returncode == 2
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("ferry: cannot save ")
+    assert "step-00000012 is still whole" in said
+    assert resume(tmp_path / "run", Told()) == 0
+    _check_equal(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp_path: Path, alone: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+    settings = ["--set", "trouble=orphan", "--set", f"once={tmp_path / 'once'}", "--seed", "7", "--every", "4"]
+    where = ["--nodes", "2", "--workers", "1", "--rendezvous", f"localhost:{port}", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+    def start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "tensorferry.cli", "train", LAYERED, *settings, *where]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    machines = [start(), start()]
+    try:
+        until = time.monotonic() + 200
+        while all(machine.poll() is None for machine in machines):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        lost = next(machine for machine in machines if machine.poll() is not None)
+        assert lost.returncode == -signal.SIGKILL, lost.communicate()[0]
+        machines.append(start())
+        told = [machine.communicate(timeout=300)[0] for machine in machines if machine is not lost]
+    finally:
+        for machine in machines:
+            machine.kill()
+    assert [machine.returncode for machine in machines if machine is not lost] == [0, 0], told
+    assert any("all are back" in each for each in told)
+    _check_equal(tmp_path / "run", alone)
 
 
 @pytest.mark.parametrize(
