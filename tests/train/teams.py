@@ -20,6 +20,7 @@ from tensorferry.recipes.recipe import Data, Predict, Samples
 class TeamSettings(TinySettings):
     batch: int = 5
     steps: int = 20
+    depth: int = 3
     trouble: str = ""  # of one rank at step 13, as in `_misbehave_once`; early: kill, before there is a model
     who: str = "1"  # of the ranks
     once: str = ""  # a file that tells that it has happened
@@ -40,7 +41,7 @@ class Layered(Tiny):
         if self.settings.trouble == "early":
             self._misbehave_once()
         width = self.settings.width
-        layers = (torch.nn.Sequential(_make_layer(width)) for _ in range(3))
+        layers = (torch.nn.Sequential(_make_layer(width)) for _ in range(self.settings.depth))
         return torch.nn.Sequential(
             torch.nn.Linear(4, width), torch.nn.Sequential(*layers), torch.nn.Linear(width, len(data.labels))
         )

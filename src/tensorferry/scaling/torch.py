@@ -80,8 +80,9 @@ def join(world: World, parallel: Parallel, end: Callable[[str], None], seconds: 
     of_this_round = [uuid4().hex]
     dist.broadcast_object_list(of_this_round, src=0, group=words)
     # a connection of its own: another one is taken by whoever waits for a key
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
-    watch = Watch(world.rank, world.size, dist.PrefixStore(of_this_round[0], store), seconds, end)
+    stores: Any = dist  # torch does not declare them
+    store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
+    watch = Watch(world.rank, world.size, stores.PrefixStore(of_this_round[0], store), seconds, end)
     watch.start(lambda: dist.monitored_barrier(words, timeout=to_begin))
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_LATER * seconds))
     return TorchTeam(world, parallel, device, words, watch)

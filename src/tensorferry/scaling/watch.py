@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -50,7 +51,7 @@ class _Seen:
 class Watch:
     """One rank's signs to the others, and its look at theirs; `end` is told who hangs, and ends this process."""
 
-    def __init__(self, rank: int, size: int, store: dist.Store, seconds: float, end: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, size: int, store: Any, seconds: float, end: Callable[[str], None]) -> None:
         self.seconds = seconds
         self._rank, self._size, self._store, self._end = rank, size, store, end
         self._interval = min(_MOST_BEATS_APART, seconds / _FEWEST_BEATS)
