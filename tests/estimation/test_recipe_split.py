@@ -47,7 +47,7 @@ def test_a_process_has_its_share_of_this_machine() -> None:
         ("NVIDIA A100-SXM4-80GB", 80, "a100-80gb"),
         ("NVIDIA A100-PCIE-40GB", 40, "a100-40gb"),
         ("NVIDIA GeForce RTX 5090", 32, "rtx5090"),
-        ("Tesla T4", 15, "t4"),
+        ("Tesla T4", 15, "t4-16gb"),
     ],
 )
 def test_an_accelerator_is_known_by_what_its_driver_says(told: str, memory: int, name: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from listening import Told, losses
 
+from tensorferry.cli import main
 from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.trained import load_trained
 
@@ -163,7 +164,6 @@ def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp
         (["--parallel", "data=3"], "needs 3 workers, there are 2"),
         (["--parallel", "tensor=2", "--set", "width=15"], "tensor=2: 1.0 is 15 wide inside, which 2 does not divide"),
         (["--set", "batch=1"], "a batch of 1 has no row for each of 2 workers"),
-        (["--parallel", "auto", "--resume", "run"], "--parallel auto chooses for a new run; say data or fsdp to resume one"),
         (["--rendezvous", "localhost:29500"], "--rendezvous is for several machines"),
     ],
 )
@@ -175,3 +175,8 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_way_is_chosen_for_new_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(tmp_path), "--workers", "2", "--parallel", "auto"]) == 2
+    assert capsys.readouterr().err == "ferry: --parallel auto chooses for a new run; say data or fsdp to resume one\n"
