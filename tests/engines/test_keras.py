@@ -145,7 +145,8 @@ def test_running_eagerly_is_refused() -> None:
 
 
 def test_a_budget_below_the_floor_names_the_op_and_the_smallest_budget() -> None:
-    with pytest.raises(ferry.BudgetTooSmall, match=r"at its widest, in '.*', it holds .* of other memory") as caught:
+    # what is held there beside activations and weights is measured, and may be nothing
+    with pytest.raises(ferry.BudgetTooSmall, match=r"at its widest, in '.*', it holds .* will do") as caught:
         _fit(_callback(budget="1MiB"))
     assert caught.value.smallest_nbytes > 2**20
 

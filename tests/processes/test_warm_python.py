@@ -61,11 +61,31 @@ def test_the_processes_of_a_program_are_as_warm(warm: str) -> None:
     assert first[0] == warm
 
 
-@pytest.mark.parametrize("options", [["-B", "-W", "error"], ["-Werror", "-B"]])
-def test_options_that_python_hands_on_to_its_processes_are_taken(options: list[str], warm: str) -> None:
-    code = "import sys; print(sys.dont_write_bytecode, sys.warnoptions)"
-    done = subprocess.run([warm, *options, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "True ['error']\n", done.stderr
+def test_a_program_that_is_handed_more_files_than_three_has_them(warm: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("hello")
+    with path.open() as file:
+        code = f"import os, sys; print(os.read({file.fileno()}, 9).decode(), sys.dont_write_bytecode, sys.warnoptions)"
+        done = subprocess.run(
+            [warm, "-B", "-Werror", "-c", code], pass_fds=[file.fileno()], capture_output=True, text=True, check=True
+        )
+    assert done.stdout == "hello True ['error']\n"
+
+
+def test_multiprocessing_of_a_program_works(warm: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("""
+import multiprocessing
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    event = context.Event()  # a semaphore, which a process of its own looks after
+    process = context.Process(target=print, args=("spawned",))
+    process.start()
+    process.join()
+    print(process.exitcode, event.is_set())
+""")
+    done = subprocess.run([warm, "-W", "error", "program.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("spawned\n0 False\n", "")
 
 
 def test_an_error_and_a_warning_that_is_one_end_with_code_1(warm: str) -> None:

@@ -1,4 +1,7 @@
-"""Stands for one process of a warm Python: hands over its input, output and arguments, passes signals on, and ends as it ends."""
+"""Stands for one process of a warm Python: hands over its input, output and arguments, passes signals on, and ends as it ends.
+
+Files that are handed to a process by their numbers, as multiprocessing does it, cannot be handed over: it becomes a usual Python.
+"""
 
 import json
 import os
@@ -9,6 +12,9 @@ from pathlib import Path
 
 
 def main(address: str, arguments: list[str]) -> None:
+    listed = [int(number) for number in os.listdir("/proc/self/fd")]
+    if any(number > 2 and Path(f"/proc/self/fd/{number}").exists() for number in listed):
+        os.execv(sys.executable, [sys.executable, *arguments])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
     request = {"arguments": arguments, "folder": str(Path.cwd()), "environment": dict(os.environ)}

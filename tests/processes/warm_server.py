@@ -125,14 +125,10 @@ def run(request: dict[str, Any], files: list[int], loaded: dict[str, str]) -> No
     os.environ.clear()
     os.environ.update(request["environment"] | loaded)
     arguments = request["arguments"]
-    while arguments[0].startswith(("-B", "-W")):
-        option, *arguments = arguments
-        if option == "-B":
-            sys.dont_write_bytecode = True
-            continue
-        value = option.removeprefix("-W") or arguments.pop(0)
-        warnings._processoptions([value])  # what Python itself calls
-        sys.warnoptions.append(value)
+    while arguments[0] == "-W":
+        warnings._processoptions(arguments[1:2])  # what Python itself calls
+        sys.warnoptions.append(arguments[1])
+        arguments = arguments[2:]
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if arguments[0] == "-m":
         sys.path.insert(0, request["folder"])
