@@ -19,7 +19,7 @@ from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
 from tensorferry.train.folder import Run, WatchedRun, hold, is_begun, is_run, open_new, recover, writing
 from tensorferry.train.frameworks import make_trainer
-from tensorferry.train.loop import Session, run_steps, save
+from tensorferry.train.loop import Session, run_steps, save, settle
 from tensorferry.train.meeting import check_folder, leave_token
 from tensorferry.train.page import draw_run, store_illustration, store_memory
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
@@ -223,6 +223,7 @@ def _run(session: Session, state: RunState) -> int:
         session.progress.begin(session.config, state.step)
         with _clear_memory_errors(session), session.saver:
             state = run_steps(session, state)
+            settle(session)
         session.progress.end(_finish(session, state))
     except RunFailed:
         if session.is_leader and session.run.read_rows():  # otherwise there is nothing to see, and nothing stays

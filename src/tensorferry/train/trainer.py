@@ -33,6 +33,7 @@ class Trainer(ABC):
     model: Any
     precision: Any  # with a name and a reason
     backend: str | None = None  # that Keras runs on; None: this is not Keras
+    writes_parts: bool = False  # every rank of a team saves its own part; otherwise the leader saves for all
 
     @abstractmethod
     def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
