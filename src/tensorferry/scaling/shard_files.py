@@ -113,7 +113,9 @@ def _put_together(name: str, parts: list[Any], like: Any, whole: bool) -> Any:
 
 def _fill(name: str, parts: list[Any], size: tuple[int, ...], at: tuple[int, ...]) -> torch.Tensor:
     """A box of the whole, out of the parts that reach into it."""
-    box = torch.empty(size, dtype=parts[0]["part"].dtype)
+    if len({tuple(part["at"]) for part in parts}) != len(parts):
+        raise ValueError(f"of {name} a part is there twice")
+    box = torch.zeros(size, dtype=parts[0]["part"].dtype)
     num_filled = 0
     for part in parts:
         tensor, begin = part["part"], part["at"]
