@@ -17,8 +17,9 @@ from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
-from tensorferry.train.folder import Run, WatchedRun, hold, is_begun, is_run, open_new, recover, writing
+from tensorferry.train.folder import Run, WatchedRun, is_begun, is_run, open_new, recover, writing
 from tensorferry.train.frameworks import make_trainer
+from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save, settle
 from tensorferry.train.meeting import check_folder, leave_token
 from tensorferry.train.page import draw_run, store_illustration, store_memory
