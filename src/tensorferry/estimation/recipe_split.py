@@ -37,7 +37,7 @@ def choose_parallel(request: TrainRequest, cluster: Cluster, machine: Machine | 
     """What to write for `--parallel auto`, and why; `machine` is what one process has, None: its share of this one."""
     recipe = make_recipe(request.recipe, request.settings, request.start)
     if not isinstance(recipe, TorchRecipe):
-        raise BadOption(f"{request.recipe!r} is a Keras recipe, which trains in one process; leave out --parallel")
+        raise BadOption(f"{request.recipe!r} is a Keras recipe, which several processes train with --parallel data")
     num_ranks = cluster.num_workers * cluster.max_nodes
     data = recipe.load_data(find_source(request.data))
     part = machine or _find_part(cluster.num_workers)

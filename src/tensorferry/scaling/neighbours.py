@@ -1,4 +1,4 @@
-"""What ranks that split layers with each other have in common: the rows they are given, and the random numbers outside of the split."""
+"""What ranks that split layers with each other share: the rows they are given, and the random numbers outside of the split."""
 
 from typing import Any
 

@@ -176,8 +176,7 @@ def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, 
         synchronise_norms(model, parallel.tensor)
     if parallel.fsdp == 1 and parallel.tensor == 1:
         return Replicated(model)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+    share_tensors((*model.parameters(), *model.buffers()))
     names = ("data", "fsdp", "tensor")
     mesh = init_device_mesh(device.type, (parallel.data, parallel.fsdp, parallel.tensor), mesh_dim_names=names)
     if parallel.tensor > 1:
@@ -191,11 +190,18 @@ def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, 
     return model
 
 
-def share_buffers(model: torch.nn.Module) -> None:
-    """Give all ranks the leader's running statistics and the like; what ranks have shares of stays."""
-    for buffer in model.buffers():
-        if not isinstance(buffer, DTensor):
-            dist.broadcast(buffer, src=0)
+def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks the leader's numbers, as of running statistics; what ranks have shares of stays."""
+    for tensor in tensors:
+        if not isinstance(tensor, DTensor):
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def average_tensors(tensors: Iterable[torch.Tensor | None]) -> None:
+    """Give all ranks the mean of what each has."""
+    for tensor in tensors:
+        if tensor is not None:
+            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
 
 
 class Replicated(DistributedDataParallel):

@@ -103,9 +103,9 @@ class TorchTrainer(Trainer):
 
     def align(self) -> None:
         if self._team.size > 1:
-            from tensorferry.scaling.torch import share_buffers
+            from tensorferry.scaling.torch import share_tensors
 
-            share_buffers(self.model)
+            share_tensors(self.model.buffers())
 
     def collect(self) -> None:
         if self._sharded and not self.writes_parts:

@@ -16,6 +16,11 @@ from tensorferry.report import Report
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.teamwork import predict_together
 
+KERAS_TEAMS = (
+    "a Keras recipe trains in several processes on the torch back end alone (KERAS_BACKEND=torch), with --parallel data and "
+    "without --sync-norm; otherwise leave out --workers and --nodes"
+)
+
 
 @dataclass(frozen=True)
 class Terms:

@@ -15,12 +15,14 @@ from tensorferry.scaling.launch import STOPPED_BY, VERDICT, launch
 from tensorferry.scaling.parallel import find_parallel
 from tensorferry.scaling.team import WAIT_SECONDS
 from tensorferry.scaling.world import Cluster, World, find_starter, find_world
+from tensorferry.train.config import BACKEND_VARIABLE
 from tensorferry.train.folder import Run
 from tensorferry.train.meeting import compare, greet
 from tensorferry.train.progress import make_progress
 from tensorferry.train.start import Ranks, TrainRequest, begin_or_resume, begin_or_return, follow, resume
 from tensorferry.train.status_server import post_progress
 from tensorferry.train.trained import find_source
+from tensorferry.train.trainer import KERAS_TEAMS
 
 
 @dataclass(frozen=True)
@@ -167,14 +169,14 @@ def check_order(order: Order, cluster: Cluster) -> None:
     if order.request is not None:
         request = order.request
         recipe = make_recipe(request.recipe, request.settings, request.start)
-        reference, batch = request.recipe, recipe.settings.batch
+        batch, backend = recipe.settings.batch, os.environ.get(BACKEND_VARIABLE)
     else:
         assert order.folder is not None
         config = Run(order.folder).read_config()
         recipe = make_recipe(config.recipe, {}, None)
-        reference, batch = config.recipe, config.settings["batch"]
-    if not isinstance(recipe, TorchRecipe):
-        raise BadOption(f"{reference!r} is a Keras recipe, which trains in one process; leave out --workers and --nodes")
+        batch, backend = config.settings["batch"], config.backend
+    if not isinstance(recipe, TorchRecipe) and (backend != "torch" or ways.fsdp > 1 or ways.tensor > 1 or order.sync_norm):
+        raise BadOption(KERAS_TEAMS)
     if batch < ways.num_row_ranks:
         raise BadOption(
             f"a batch of {batch} has no row for each of {ways.num_row_ranks} workers; start fewer, or use --set batch=N"
