@@ -12,7 +12,7 @@ from tensorferry.scaling.world import Cluster
 from tensorferry.train.start import TrainRequest
 
 LAYERED = f"{Path(__file__).parents[1] / 'train' / 'teams.py'}:Layered"
-DEEP = TrainRequest(LAYERED, {"width": "256", "depth": "12", "batch": "8"})
+DEEP = TrainRequest(LAYERED, {"width": "2048", "depth": "12", "batch": "8"})
 
 
 def _with_memory(mebibytes: int) -> Machine:
@@ -21,20 +21,20 @@ def _with_memory(mebibytes: int) -> Machine:
 
 
 def test_every_process_has_a_copy_where_that_fits_and_a_share_where_it_does_not() -> None:
-    """24 layers of 256 x 256 in fp32 are 6 MiB; gradients and AdamW's state are three times that again."""
-    assert choose_parallel(DEEP, Cluster(4), _with_memory(200))[0] == "data"
-    way, reason = choose_parallel(DEEP, Cluster(4), _with_memory(20))
+    """24 layers of 2048 x 2048 in fp32 are 384 MiB; gradients and AdamW's state are three times that again."""
+    assert choose_parallel(DEEP, Cluster(4), _with_memory(4000))[0] == "data"
+    way, reason = choose_parallel(DEEP, Cluster(4), _with_memory(1000))
     assert way == "fsdp"
-    assert "data alone does not (2" in reason
+    assert "data alone does not (1.5" in reason
 
 
 def test_what_fits_in_no_way_is_told_with_what_it_needs() -> None:
-    with pytest.raises(BadOption, match=r"even with fsdp a process needs about \S+ MiB, and has 2 MiB; take more workers"):
-        choose_parallel(DEEP, Cluster(4), _with_memory(2))
+    with pytest.raises(BadOption, match=r"even with fsdp a process needs about \S+ MiB, and has 200 MiB; take more workers"):
+        choose_parallel(DEEP, Cluster(4), _with_memory(200))
 
 
 def test_rows_that_do_not_come_out_even_are_no_obstacle() -> None:
-    assert choose_parallel(replace(DEEP, settings={"batch": "5"}), Cluster(2), _with_memory(200))[0] == "data"
+    assert choose_parallel(replace(DEEP, settings={"batch": "5"}), Cluster(2), _with_memory(4000))[0] == "data"
 
 
 def test_a_process_has_its_share_of_this_machine() -> None:

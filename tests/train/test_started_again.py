@@ -68,3 +68,12 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_is_begun_again(tmp_pa
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     assert _train(folder, told, "a") == 0
     assert told.rows[0]["step"] == 1
+
+
+def test_a_run_that_cannot_be_read_is_overwritten_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert _train(folder, Told(), "a") == 0
+    (folder / "config.json").write_text("{")
+    with pytest.raises(BadRun, match="already exists"):
+        _train(folder, Told(), "a")
+    assert _train(folder, Told(), "a", force=True) == 0

@@ -18,11 +18,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from tensorferry.scaling.world import find_starter
+from tensorferry.scaling.world import STARTED_BY, find_starter
 
 _MOST_BEATS_APART = 1.0  # seconds
 _FEWEST_BEATS = 10  # in the time that is waited
 _LEFT = "done"
+_OF_AN_AGENT = frozenset({STARTED_BY, "TORCHELASTIC_RUN_ID"})  # in the environment
 _LIBRARY = Path(threading.__file__).parent
 _NOT_THEIRS = frozenset({"site-packages", "dist-packages", "tensorferry"})
 
@@ -55,7 +56,9 @@ class Watch:
         self.seconds = seconds
         self._rank, self._size, self._store, self._end = rank, size, store, end
         self._interval = min(_MOST_BEATS_APART, seconds / _FEWEST_BEATS)
-        self._parent, self._started_by = os.getppid(), find_starter()
+        # who starts all again when one ends; the shell of somebody who starts each rank alone may go
+        self._agent = os.getppid() if _OF_AN_AGENT & os.environ.keys() else None
+        self._started_by = find_starter()
         self._num_beats, self._num_words, self._waits, self._busy = 0, 0, False, ""
         self._since, self._told_at = time.monotonic(), time.monotonic()
         self._store_at = time.monotonic()  # when it answered last
@@ -120,7 +123,7 @@ class Watch:
     def _guard(self) -> None:
         """What is to be noticed as well while the store does not answer."""
         while not self._is_done.wait(self._interval):
-            if os.getppid() != self._parent:  # whoever starts the training again does not know of this process
+            if self._agent not in (None, os.getppid()):  # whoever starts the training again does not know of this process
                 os._exit(1)
             if self._has_store and time.monotonic() - self._store_at >= self.seconds:
                 self._kill_siblings([0])
@@ -181,12 +184,12 @@ class Watch:
         return f"rank {self._rank} waited {self.seconds:.0f} s for rank {which}"
 
     def _kill_siblings(self, ranks: list[int]) -> None:
-        """End those that have the same parent, which would wait for them before it starts all again."""
+        """End those of the same agent, which would wait for them before it starts all again."""
         for sign in (self._signs[rank] for rank in ranks):
             if sign.started_by != self._started_by or sign.pid == os.getpid() or self._is_done.is_set():
                 continue
             with suppress(OSError, IndexError):  # it is gone, or this system does not tell whose it is
-                if int(Path(f"/proc/{sign.pid}/stat").read_text().rpartition(")")[2].split()[1]) == self._parent:
+                if int(Path(f"/proc/{sign.pid}/stat").read_text().rpartition(")")[2].split()[1]) == self._agent:
                     os.kill(sign.pid, signal.SIGKILL)
 
 

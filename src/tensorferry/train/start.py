@@ -121,7 +121,10 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
 def begin_or_return(request: TrainRequest, progress: Progress, ranks: Ranks, why: str) -> int:
     """Begin a run; one that the same command has begun, whose processes were all started again (`why`), goes on instead."""
     folder = request.folder
-    if not is_run(folder) or not set(Run(folder).read_config().started_by) & set(ranks.started_by):
+    starters: tuple[str, ...] = ()
+    with suppress(BadRun):  # there is none, or one that cannot be read, which is not ours
+        starters = Run(folder).read_config().started_by
+    if not set(starters) & set(ranks.started_by):
         return begin(request, progress, ranks)
     progress.say(why)
     if not is_begun(folder):
