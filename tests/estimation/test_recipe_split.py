@@ -20,9 +20,9 @@ def _with_memory(mebibytes: int) -> Machine:
     return replace(machine, memory_nbytes=machine.reserved_nbytes + mebibytes * 2**20)
 
 
-def test_every_process_has_a_copy_where_that_fits_and_a_share_where_it_does_not() -> None:
+def test_a_small_model_is_copied_to_every_process_and_one_that_does_not_fit_is_shared() -> None:
     """24 layers of 2048 x 2048 in fp32 are 384 MiB; gradients and AdamW's state are three times that again."""
-    assert choose_parallel(DEEP, Cluster(4), _with_memory(4000))[0] == "data"
+    assert choose_parallel(TrainRequest(LAYERED), Cluster(4), _with_memory(4000))[0] == "data"
     way, reason = choose_parallel(DEEP, Cluster(4), _with_memory(1000))
     assert way == "fsdp"
     assert "data alone does not (1.5" in reason
@@ -34,7 +34,7 @@ def test_what_fits_in_no_way_is_told_with_what_it_needs() -> None:
 
 
 def test_rows_that_do_not_come_out_even_are_no_obstacle() -> None:
-    assert choose_parallel(replace(DEEP, settings={"batch": "5"}), Cluster(2), _with_memory(4000))[0] == "data"
+    assert choose_parallel(TrainRequest(LAYERED, {"batch": "5"}), Cluster(2), _with_memory(4000))[0] == "data"
 
 
 def test_a_process_has_its_share_of_this_machine() -> None:

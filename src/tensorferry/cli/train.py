@@ -77,7 +77,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--parallel",
         metavar="WAYS",
-        help="how they share the work: data, fsdp, tensor=N, fsdp=2,tensor=2, or auto: data where that fits (default: data)",
+        help="how they share the work: data, fsdp, tensor=N, fsdp=2,tensor=2, or auto: data or fsdp (default: data)",
     )
     parser.add_argument("--sync-norm", action="store_true", help="batch norm over the rows of all processes")
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")

@@ -17,17 +17,18 @@ from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
+from tensorferry.train.finish import finish
 from tensorferry.train.folder import Run, WatchedRun, is_begun, is_run, open_new, recover, writing
 from tensorferry.train.frameworks import make_trainer
 from tensorferry.train.lock import hold
 from tensorferry.train.loop import Session, run_steps, save, settle
 from tensorferry.train.meeting import check_folder, leave_token
-from tensorferry.train.page import draw_run, store_illustration, store_memory
+from tensorferry.train.page import draw_run
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trained import find_source, load_recipe, load_weights
-from tensorferry.train.trainer import Terms, Trainer, make_predict
+from tensorferry.train.trainer import Terms, Trainer
 from tensorferry.units import parse_bytes
 
 _NUM_SAVES = 10  # of a run, unless the user says otherwise
@@ -228,7 +229,7 @@ def _run(session: Session, state: RunState) -> int:
         with _clear_memory_errors(session), session.saver:
             state = run_steps(session, state)
             settle(session)
-        session.progress.end(_finish(session, state))
+        session.progress.end(finish(session, state))
     except RunFailed:
         if session.is_leader and session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
             with suppress(BadOption, BadRun):  # what made the run fail is the error to tell
@@ -237,39 +238,6 @@ def _run(session: Session, state: RunState) -> int:
     finally:
         session.progress.leave()
     return session.stop.exit_code
-
-
-def _finish(session: Session, state: RunState) -> dict[str, Any]:
-    """Write down what is known only at the end, and return the summary."""
-    stop = session.stop
-    png = None
-    if stop.signal is None:
-        predict = make_predict(session.trainer, session.recipe, session.teamwork.team)
-        png = session.recipe.illustrate(predict, session.data)
-    page = _draw(session, png) if session.is_leader else None
-    return {
-        "folder": str(session.run.folder),
-        "step": state.step,
-        "metrics": state.metrics,
-        "best_step": state.best_step,
-        "best_value": state.best_value,
-        "stopped_by": stop.signal.name if stop.signal is not None else None,
-        "page": None if page is None else str(page),
-    }
-
-
-def _draw(session: Session, png: bytes | None) -> Path | None:
-    """Where the page is; None: it could not be written, and that was told. The run itself is saved by now."""
-    run = session.run
-    try:
-        if (memory := session.trainer.report()) is not None:
-            store_memory(run, memory)
-        if png is not None:
-            store_illustration(run, png)
-        return draw_run(run)
-    except (BadOption, BadRun) as error:
-        session.progress.say(f"{error}. The run is saved and whole; draw its page later with: ferry report {run.folder}")
-        return None
 
 
 @contextmanager
