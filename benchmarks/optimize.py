@@ -23,11 +23,14 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 import tensorferry as ferry
@@ -37,7 +40,7 @@ from tensorferry.machine import count_cores
 from tensorferry.optimization.candidates import CandidateResult, TriedFile, has_bf16, thread_counts
 from tensorferry.optimization.engine import Engine
 from tensorferry.optimization.gate import describe_points
-from tensorferry.optimization.measure import take_rows, time_batch, time_in_turns
+from tensorferry.optimization.measure import take_rows, time_in_turns
 from tensorferry.serve.runtimes.runtime import Runner
 
 MAX_DIFFERENCE, MAX_REGRET = 1e-4, 1.05
@@ -58,6 +61,7 @@ class TriedInt8:
     agreement: float
     low: float  # of its interval
     high: float
+    num_left: int  # samples that it was not asked, since it could not pass any more
     loss: str  # of accuracy or Dice, in points, with its interval; empty: the right answers are not known
     passed: bool
 
@@ -152,26 +156,63 @@ class Searcher:
 
 
 def _time_all(engine: Engine, subject: Subject, samples: Samples, seconds: float) -> dict[str, float]:
+    """The median seconds of every engine that passed and of the original, all of them in turns."""
     runtimes = {each.title: each.candidate.load(engine.signature) for each in _passed(engine) if each.candidate is not None}
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
-    runners[ORIGINAL] = engine.source.original.new_runner()
-    one = take_rows(engine.reference.batches[0].inputs, 1)
-    medians = time_in_turns(runners, engine.signature, one, seconds / 4, num_rounds=40)
-    for num_threads in thread_counts(count_cores())[1:]:  # the original, too, gets the number of threads that suits it
-        engine.source.set_num_threads(num_threads)
-        medians[ORIGINAL] = min(medians[ORIGINAL], time_batch(runners[ORIGINAL], engine.signature, one, seconds / 16))
+    original = engine.source.original.new_runner()
+    threads = {f"{ORIGINAL}, {count} threads": count for count in thread_counts(count_cores())}
+    originals = {title: OriginalRunner(engine, original, count) for title, count in threads.items()}
+    with ExitStack() as stack:
+        if subject.rival is not None:
+            runners[RIVAL] = stack.enter_context(_loaded_rival(subject.rival(), samples))
+        one = take_rows(engine.reference.batches[0].inputs, 1)
+        medians = time_in_turns({**runners, **originals}, engine.signature, one, seconds / 3, num_rounds=40)
     engine.source.set_num_threads(0)
-    if subject.rival is not None:
-        medians[RIVAL] = _time_rival(subject.rival(), samples, seconds / 8)
-    for title, runner in runners.items():
-        runner.close()
-        if title in runtimes:
-            runtimes[title].close()
-    return medians
+    for title, runtime in runtimes.items():
+        runners[title].close()
+        runtime.close()
+    # the original gets the number of threads that suits it, as engines do
+    best = min(medians.pop(title) for title in threads)
+    return {**medians, ORIGINAL: best}
 
 
-def _time_rival(model: Any, samples: Samples, seconds: float) -> float:
-    """The Keras twin as a SavedModel, on the same images with their channels last."""
+@dataclass(frozen=True)
+class OriginalRunner:
+    """The original with so many threads."""
+
+    engine: Engine
+    runner: Runner
+    num_threads: int
+
+    def run(self, inputs: Samples, outputs: Sequence[str]) -> list[NDArray[Any]]:
+        """Its answers."""
+        self.engine.source.set_num_threads(self.num_threads)
+        return self.runner.run(inputs, outputs)
+
+    def close(self) -> None:
+        """Nothing: several share a runner."""
+
+
+@dataclass(frozen=True)
+class RivalRunner:
+    """A runner that is asked inputs and outputs of its own, whatever it is given."""
+
+    runner: Runner
+    own_inputs: Samples
+    own_outputs: Sequence[str]
+
+    def run(self, inputs: Samples, outputs: Sequence[str]) -> list[NDArray[Any]]:  # noqa: ARG002 - what a runner is given
+        """Its answers."""
+        return self.runner.run(self.own_inputs, self.own_outputs)
+
+    def close(self) -> None:
+        """Close the runner."""
+        self.runner.close()
+
+
+@contextmanager
+def _loaded_rival(model: Any, samples: Samples) -> Iterator[RivalRunner]:
+    """The Keras twin as a SavedModel, which is asked the same image with its channels last."""
     from tensorferry.optimization.sources.keras import save
     from tensorferry.serve.runtimes.keras import KerasRuntime
     from tensorferry.serve.runtimes.runtime import LoadOptions
@@ -184,7 +225,10 @@ def _time_rival(model: Any, samples: Samples, seconds: float) -> float:
         assert runtime.signature is not None
         (images,) = samples.values()
         inputs = {runtime.signature.inputs[0].name: np.moveaxis(images[:1], 1, -1).copy()}
-        return time_batch(runtime.new_runner(), runtime.signature, inputs, seconds)
+        runner = RivalRunner(runtime.new_runner(), inputs, [tensor.name for tensor in runtime.signature.outputs])
+        yield runner
+        runner.close()
+        runtime.close()
 
 
 def _judge(searcher: Searcher, engine: Engine, medians: dict[str, float], search_seconds: float) -> Row:
@@ -219,7 +263,7 @@ def _describe(tried: TriedFile) -> TriedInt8:
     found, lost = tried.comparison, tried.comparison.metric_drop
     loss = "" if lost is None else f"{100 * lost.drop:.3g} ({describe_points(lost.interval)})"
     interval = found.interval
-    return TriedInt8(tried.title, tried.seconds, found.agreement, interval.low, interval.high, loss, tried.passed)
+    return TriedInt8(tried.title, tried.seconds, found.agreement, interval.low, interval.high, found.num_left, loss, tried.passed)
 
 
 def _passed(engine: Engine) -> list[CandidateResult]:
@@ -239,6 +283,8 @@ def make_tables(rows: list[Row]) -> list[FigureTable]:
         for each in row.tried:
             interval = f"{100 * each.low:.3g} to {100 * each.high:.3g} %"
             verdict = "passes" if each.passed else "does not pass"
+            if each.num_left:
+                verdict += f", seen before the last {each.num_left} samples"
             figures = (f"{1e3 * each.seconds:.3g}", f"{100 * each.agreement:.4g} %", interval, each.loss, verdict)
             int8_cells.append((row.model, each.engine, *figures))
     tables = [FigureTable("One row (batch 1), medians", COLUMNS, cells)]
@@ -291,7 +337,7 @@ def _repeat(searchers: list[Searcher], options: argparse.Namespace, console: Con
     cells = [(name, title, f"{ratio:.3f}") for name, both in found.items() for title, ratio in zip(*both, strict=True)]
     table = FigureTable("Searches, one after the other", ("model", "chosen", "time / fastest"), cells)
     console.print(table)
-    save_result(options, "optimize", [table], {"choices": found}, PACKAGES)
+    save_result(options, "optimize-repeat", [table], {"choices": found}, PACKAGES)
     return 0 if all(ratio <= MAX_REGRET for _, ratios in found.values() for ratio in ratios) else 1
 
 

@@ -1,6 +1,7 @@
 """The models of `benchmarks/optimize.py`, all of them trained, and real samples for them; nothing is downloaded.
 
-What is calibrated on and what is judged on are other texts, other photographs, or other voxels.
+What is calibrated on and what is judged on are other texts, other photographs, or other views of one head, judged only by labels
+that the network was not trained on. So an interval tells how much views of this head vary, and not how much heads do.
 """
 
 from collections.abc import Callable

@@ -37,7 +37,10 @@ HEADINGS = {  # by benchmark, in the order of the page
     "published": "Estimates beside published figures",
     "published-scale": "Estimates of clusters beside published figures",
     "tabular": "Estimators on tables",
+    "streaming": "Estimators on sets larger than memory",
+    "served_rows": "Estimators behind the server",
     "optimize": "Inference engines",
+    "optimize-repeat": "Inference engines: does the choice repeat?",
     "serve": "The prediction server",
 }
 README_MODELS = {  # by benchmark and model

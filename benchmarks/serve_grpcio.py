@@ -19,14 +19,16 @@ import uvloop
 
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import RequestFault
-from tensorferry.serve.core.requests import InferResponse
-from tensorferry.serve.grpc.infer_messages import read_request, write_response
+from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.core.requests import InferRequest, InferResponse
+from tensorferry.serve.grpc.infer_messages import find_inputs, read_request, write_response
 from tensorferry.serve.grpc.service import Methods
 from tensorferry.serve.options import ServeOptions
 from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.server import Server
 
 _SERVICE = "inference.GRPCInferenceService"
+_BUDGET = MemoryBudget(2**40)
 _NUM_THREADS = 32  # as many as requests are under way at a time
 
 
@@ -58,9 +60,13 @@ def _handle(answer: Callable[[Any, Any], Any], kind: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(answer, kind.FromString, lambda message: message.SerializeToString())
 
 
+def _read(message: Any, plane: DataPlane) -> InferRequest:
+    return read_request(message, find_inputs(message), plane.regions, Charge(_BUDGET))
+
+
 def _infer_in_coroutine(plane: DataPlane) -> Callable[[Any, Any], Awaitable[Any]]:
     async def infer(message: Any, _: Any) -> Any:
-        return write_response(await plane.infer(read_request(message, plane.regions)))
+        return write_response(await plane.infer(_read(message, plane)))
 
     return infer
 
@@ -70,7 +76,7 @@ def _infer_in_thread(plane: DataPlane) -> Callable[[Any, Any], Any]:
     loop = asyncio.get_running_loop()
 
     def infer(message: Any, _: Any) -> Any:
-        request = read_request(message, plane.regions)
+        request = _read(message, plane)
         arrived = threading.Lock()
         arrived.acquire()
         outcomes: list[InferResponse | Exception] = []

@@ -3,15 +3,17 @@
     python benchmarks/tabular.py                     adult and california, seeds 0 to 4
     python benchmarks/tabular.py --save              the same, and its result file
     python benchmarks/tabular.py --models trees      without the networks, which take minutes
+    python benchmarks/tabular.py --no-times          without seconds: where other work runs on the machine
 
-Every table is split 80/20 by each seed, the same rows for all. Metrics are medians of the seeds; CPU seconds are those of `fit`,
-median and spread, measured in turns on as many threads as there are cores. Peers that are not installed are left out.
+Every table is split 80/20 by each seed, the same rows for all. Metrics are medians of the seeds. CPU seconds, where they are
+shown, are those of `fit`, median and spread, measured in turns on as many threads as there are cores. Peers that are not
+installed are left out.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from statistics import median
 from time import perf_counter, process_time
@@ -38,8 +40,8 @@ class Fit:
     model: str
     seed: int
     metrics: dict[str, float]
-    cpu_seconds: float
-    wall_seconds: float
+    cpu_seconds: float | None  # None: not to be told
+    wall_seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tables", default=",".join(TABLES), help="comma separated datasets by name")
     parser.add_argument("--models", choices=("all", "trees"), default="all", help="trees: without the networks")
     parser.add_argument("--seeds", type=int, default=5, help="how many splits")
+    parser.add_argument("--no-times", action="store_true", help="leave out seconds, which say nothing on a busy machine")
     options = parse_options(parser, __file__, argv)
     console = Console(width=None if sys.stdout.isatty() else 120)
     fits = []
@@ -64,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     for table, seed in track(turns, "training", console=console, transient=True):
         train, test = datasets.load(table).split(0.8, seed=seed)
         fits += [measure(contender, table, seed, train, test) for contender in list_contenders(train, options.models)]
+    if options.no_times:
+        fits = [replace(fit, cpu_seconds=None, wall_seconds=None) for fit in fits]
     tables = [make_table(table, [fit for fit in fits if fit.table == table]) for table in options.tables.split(",")]
     for each in tables:
         console.print(each)
@@ -116,10 +121,11 @@ def make_table(table: str, fits: list[Fit]) -> FigureTable:
     rows = []
     for name in dict.fromkeys(fit.model for fit in fits):
         chosen = [fit for fit in fits if fit.model == name]
-        seconds = [fit.cpu_seconds for fit in chosen]
+        seconds = [fit.cpu_seconds for fit in chosen if fit.cpu_seconds is not None]
         values = [f"{median(fit.metrics[metric] for fit in chosen):.4f}" for metric in metrics]
-        rows.append([name, *values, f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"])
-    return FigureTable(f"{table}, {len(chosen)} splits", ["model", *metrics, "CPU s of fit"], rows)
+        rows.append([name, *values, *([f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})"] if seconds else [])])
+    columns = ["model", *metrics, *(["CPU s of fit"] if seconds else [])]
+    return FigureTable(f"{table}, {len(chosen)} {'split' if len(chosen) == 1 else 'splits'}", columns, rows)
 
 
 def _fit_ours(kind: Any, options: dict[str, Any]) -> Callable[[Dataset], Callable[[Dataset], Any]]:

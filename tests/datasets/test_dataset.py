@@ -79,6 +79,32 @@ def test_a_frame_has_the_columns_and_says_what_is_missing() -> None:
         _ = load("digits").frame
 
 
+def test_rows_are_selected_by_their_numbers_or_by_a_boolean_each() -> None:
+    rows = make(10)
+    assert rows.select(rows.target >= 70).target.tolist() == [70, 80, 90]
+    assert rows.select([3, 1, 3]).target.tolist() == [10, 30]
+    assert rows.select([]).target.tolist() == []
+    with pytest.raises(BadData, match="boolean for each of 10 rows"):
+        rows.select([True, False])
+    with pytest.raises(BadData, match=r"numbers of rows, counted from 0, received 1\.5"):
+        rows.select([1.5])
+    with pytest.raises(BadData, match="no row -1"):
+        rows.select([-1, 3])
+
+
+def test_a_stratified_split_has_every_class_in_both_parts() -> None:
+    names = np.array(["common"] * 90 + ["rare"] * 8 + ["twice"] * 2, object)
+    rows = Dataset("toys", ArrayRows({"name": names, "row": np.arange(100)}), (Column("name", "category", "object"),), "name")
+    for seed in range(5):
+        parts = rows.split(0.75, seed=seed, stratify=True)
+        counted = [dict(zip(*np.unique(part.target, return_counts=True), strict=True)) for part in parts]
+        assert counted[0]["twice"] == counted[1]["twice"] == 1
+        assert (counted[0]["rare"], counted[1]["rare"]) == (6, 2)
+        numbers = [part.numpy()["row"].tolist() for part in parts]
+        assert sorted([*numbers[0], *numbers[1]]) == list(range(100))
+        assert rows.split(0.75, seed=seed, stratify=True)[0].numpy()["row"].tolist() == numbers[0]
+
+
 def test_a_target_that_is_not_there_is_told_with_the_nearest() -> None:
     with pytest.raises(BadData, match="did you mean 'species'"):
         load("penguins", target="speces")
@@ -102,6 +128,25 @@ def test_torch_loaders_see_every_row_once_in_another_order_each_epoch() -> None:
     assert first != second
     batch = next(iter(DataLoader(make(64).torch(batch=16), batch_size=None)))
     assert batch["price"].tolist() == [10 * row for row in range(16)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_torch_workers_see_another_order_each_epoch(persistent: bool) -> None:
+    from torch.utils.data import DataLoader
+
+    def read(rows: object) -> list[list[float]]:
+        context = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+        loader = DataLoader(rows, batch_size=None, **context)  # type: ignore[arg-type]
+        return [[float(size) for batch in loader for size in batch["size"]] for _ in range(3)]
+
+    first, second, third = read(make(40).torch(batch=4, seed=0))
+    assert sorted(first) == sorted(second) == sorted(third) == list(range(40))
+    assert first != second
+    assert second != third
+    assert read(make(40).torch(batch=4, seed=0)) == [first, second, third]
+    rows = make(40).torch(batch=4, seed=0)
+    rows.epoch = 1
+    assert read(rows)[0] == second
 
 
 def test_torch_workers_share_the_rows() -> None:

@@ -28,6 +28,15 @@ def test_pictures_have_the_class_of_their_folder(tmp_path: Path) -> None:
     assert pictures.target.tolist() == [0, 0, 0, 1, 1, 1]
 
 
+def test_labels_are_told_without_opening_a_picture(tmp_path: Path) -> None:
+    save_pictures(tmp_path / "train")
+    save_pictures(tmp_path / "val")
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"no picture")
+    assert load(tmp_path).target.tolist() == [0, 0, 0, 1, 1, 1] * 2
+    assert sorted(load(tmp_path).split(0.5, stratify=True)[0].target) == [0, 0, 0, 1, 1, 1]
+
+
 def test_pictures_are_brought_to_one_size_for_batches(tmp_path: Path) -> None:
     save_pictures(tmp_path)
     images, labels = next(load(tmp_path, image_size=(8, 6), as_supervised=True).batches(6, seed=0))

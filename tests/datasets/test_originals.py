@@ -190,3 +190,22 @@ def test_videos_of_records(tmp_path: Path) -> None:
         with tf.io.TFRecordWriter(str(tmp_path / "softmotion30_44k" / split / "traj_0.tfrecords")) as writer:
             writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
     assert load("bair_robot_pushing_small", folder=tmp_path).numpy()["0/action"].tolist() == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("squad", {"train-v1.1.json": '{"data": [{}]}', "dev-v1.1.json": "[]"}),
+        ("celeb_a", {"list_attr_celeba.txt": "1", "list_eval_partition.txt": "a.jpg 0"}),
+        ("diabetic_retinopathy_detection", {"trainLabels.csv": "image,level\na,severe\n"}),
+        ("coco2014", {"annotations/instances_train2014.json": "{}", "annotations/instances_val2014.json": "{}"}),
+        ("imdb_reviews", {f"{split}/{kind}/1.txt": "fine" for split in ("train", "test") for kind in ("neg", "pos")}),
+    ],
+)
+def test_files_of_another_content_are_told(name: str, files: dict[str, str], tmp_path: Path) -> None:
+    for path, content in files.items():
+        text(tmp_path / path, content)
+    if name == "imdb_reviews":
+        (tmp_path / "test" / "pos" / "1.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadData, match=f"'{name}': a file in .*{tmp_path.name}.* is damaged or of another version"):
+        load(name, folder=tmp_path)

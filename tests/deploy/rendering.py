@@ -1,6 +1,7 @@
 """Charts through Helm, as `helm install` would read them."""
 
 import copy
+import json
 import subprocess
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tensorferry.deploy.check.charts import find_helm
 from tensorferry.deploy.check.manifests import Manifest, split_manifests
@@ -21,18 +21,38 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "bucket": {
         "models": {"source": "url", "url": "s3://bucket/models", "credentialsSecret": "bucket"},
         "server": {"env": [{"name": "AWS_REGION", "value": "eu-central-1"}], "otlp": "http://collector:4318"},
-        "networkPolicy": {"egress": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
+        "networkPolicy": {"egress": [{"ports": [{"port": 9000, "protocol": "TCP"}]}]},
     },
     "models image, copied": {"models": {"source": "oci", "image": "registry.example.com/models:3"}},
     "models image, mounted": {"models": {"source": "oci", "image": "registry.example.com/models:3", "mount": "volume"}},
     "hpa on cores": {"autoscaling": {"mode": "hpa"}},
     "hpa on the queue": {"autoscaling": {"mode": "hpa", "metric": "queue", "minReplicas": 1}},
-    "keda to zero": {"autoscaling": {"mode": "keda", "minReplicas": 0, "prometheus": "http://prometheus.monitoring:9090"}},
+    "keda to zero": {
+        "autoscaling": {
+            "mode": "keda",
+            "minReplicas": 0,
+            "prometheus": "http://prometheus.monitoring:9090",
+            "wakeQuery": 'sum(rate(gateway_requests{route="reviews"}[1m]))',
+        }
+    },
     "tls and keys": {
         "tls": {"secret": "certificate"},
         "keys": {"secret": "keys", "adminSecret": "admin-keys"},
-        "metrics": {"podMonitor": True, "keySecret": "metrics", "dashboard": True},
+        "metrics": {
+            "podMonitor": True,
+            "keySecret": "metrics",
+            "caSecret": "authority",
+            "labels": {"release": "prometheus"},
+            "dashboard": True,
+        },
         "server": {"allowedHosts": ["reviews.example.com"]},
+    },
+    "own volumes": {
+        "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+        "volumeMounts": [{"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}],
+        "runtimeClassName": "nvidia",
+        "updates": {"maxSurge": 0, "maxUnavailable": 1},
+        "networkPolicy": {"fromServices": ["front"]},
     },
     "gateway": {
         "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["reviews.example.com"]},
@@ -65,7 +85,8 @@ def render(chart: Path, values: dict[str, Any], folder: Path, *options: str, pro
 def save_values(values: dict[str, Any], folder: Path) -> Path:
     """A file with these values."""
     path = folder / "values.yaml"
-    path.write_text(yaml.safe_dump(values))
+    # as JSON: PyYAML leaves 1e3 without quotes, and Helm reads a number
+    path.write_text(json.dumps(values))
     return path
 
 

@@ -20,7 +20,7 @@ FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--admin-port=0", "--host=127.0.
 class StartedPod(RunningServer):
     """The only container of a pod, started here."""
 
-    def __init__(self, pod: dict[str, Any], volumes: dict[str, Path]) -> None:
+    def __init__(self, pod: dict[str, Any], volumes: dict[str, Path], python: Path | None = None) -> None:
         (container,) = pod["containers"]
         mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
         # what is there by itself: in the image, or put there by KServe
@@ -28,10 +28,9 @@ class StartedPod(RunningServer):
         self.container, self.pod = container, pod
         assert container["command"] == ["ferry"]
         arguments = [_replace(argument, mounts) for argument in container["args"]]
-        # a container has nothing of this process's environment but where its Python finds its packages
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-        environment = kept | {each["name"]: _replace(each["value"], mounts) for each in container["env"]}
-        command = [sys.executable, "-m", "tensorferry.cli", *arguments]
+        environment = _image_variables(python) | {each["name"]: _replace(each["value"], mounts) for each in container["env"]}
+        command = [sys.executable, "-m", "tensorferry.cli"] if python is None else [str(python.with_name("ferry"))]
+        command += arguments
         self.open(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd="/"), has_admin=True)
 
     def ask(self, probe: str) -> int:
@@ -46,6 +45,13 @@ class StartedPod(RunningServer):
         while self.ask(probe) != 200:
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+def _image_variables(python: Path | None) -> dict[str, str]:
+    """What an image sets; nothing else of this process gets into a container but, without one, where its packages are."""
+    if python is not None:
+        return {"PATH": f"{python.parent}:/usr/bin:/bin", "PYTHONUNBUFFERED": "1"}
+    return {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
 
 
 def _replace(text: str, mounts: dict[str, Path]) -> str:

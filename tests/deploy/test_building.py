@@ -96,9 +96,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def image(builder: Builder, registry: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The image as the registry has it, built from a wheel of these sources."""
-    folder, name = tmp_path_factory.mktemp("context"), f"{registry}/ml/reviews:1"
+def context(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to build in: models, a wheel of these sources, and the Containerfile."""
+    folder = tmp_path_factory.mktemp("context")
     save_scale(folder / "models", "double", 2.0)
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
@@ -111,13 +111,33 @@ def image(builder: Builder, registry: str, tmp_path_factory: pytest.TempPathFact
         )
     finally:
         os.chdir(before)
+    return folder
+
+
+def _build(builder: Builder, context: Path, name: str, *options: str) -> None:
     mounts = [f"--volume={path}:{path}:ro" for path in ("/etc/pip.conf", "/etc/ssl/certs") if Path(path).exists()]
-    options = ("--isolation", "chroot", "--timestamp", "0", *mounts, "--tag", name, "--file", "Containerfile", ".")
-    builder.trusting("build-using-dockerfile", *options, cwd=folder)
+    options = ("--isolation", "chroot", "--timestamp", "0", *options, *mounts, "--tag", name, "--file", "Containerfile", ".")
+    builder.trusting("build-using-dockerfile", *options, cwd=context)
+
+
+@pytest.fixture(scope="module")
+def image(builder: Builder, registry: str, context: Path) -> str:
+    """The image as the registry has it."""
+    name = f"{registry}/ml/reviews:1"
+    _build(builder, context, name)
     builder.trusting("push", "--tls-verify=false", name)
     builder.run("rmi", name)
     builder.trusting("pull", "--tls-verify=false", name)
     return name
+
+
+def test_the_same_image_comes_out_again(builder: Builder, context: Path) -> None:
+    found = []
+    for name in ("localhost/first:1", "localhost/second:1"):
+        _build(builder, context, name, "--no-cache")
+        told: dict[str, Any] = json.loads(builder.run("inspect", "--type", "image", name))
+        found.append((told["FromImageID"], told["OCIv1"]["rootfs"]["diff_ids"]))
+    assert found[0] == found[1]
 
 
 def test_the_image_is_small_and_says_what_it_is(builder: Builder, image: str) -> None:

@@ -16,18 +16,17 @@ from tensorferry.serve.pipelines.definition import read_pipeline
 # the same examples with less to train on, in a process of their own, where frameworks may warn
 _MAKE = """
 import sys
-from dataclasses import replace
 from pathlib import Path
-from tensorferry.deploy import examples
+from tensorferry.deploy.examples import EXAMPLES, make_example, trained
 
-examples._NUM_REVIEWS = 20
-example = examples.EXAMPLES[sys.argv[1]]
-small = {"resolution": "16", "base": "2"} if example.name == "brain" else {"batch": "2", "max_length": "8"}
-examples.make_example(replace(example, settings={**example.settings, **small}), Path(sys.argv[2]), 1, 1.0)
+trained._NUM_REVIEWS = 20
+trained._BRAIN_SETTINGS.update(resolution="16", base="2")
+trained._REVIEWS_SETTINGS.update(batch="2", max_length="8")
+make_example(EXAMPLES[sys.argv[1]], Path(sys.argv[2]), 1, 1.0)
 """
 
 
-@pytest.fixture(scope="module", params=EXAMPLES)
+@pytest.fixture(scope="module", params=[name for name, example in EXAMPLES.items() if example.steps])
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("examples")
     command = [sys.executable, "-c", _MAKE, request.param, str(root / request.param)]
@@ -88,7 +87,8 @@ def test_its_chart_has_both_services(example: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["review", "--to", "{tmp}/new"], "there is no example 'review' (did you mean 'reviews'?); there are reviews, brain"),
+        (["review", "--to", "{tmp}/new"], "no example 'review' (did you mean 'reviews'?); there are reviews, brain, page"),
+        (["page", "--to", "{tmp}/new", "--steps", "5"], "nothing is trained for 'page'; leave out --steps 5"),
         (["brain", "--to", "{tmp}"], "is already there, and nothing is written over"),
         (["brain", "--to", "{tmp}/no/new"], "make it first"),
     ],

@@ -78,6 +78,48 @@ def test_steps_decide_which_extras_are_needed(kind: str, extras: set[str], small
     assert choose_extras(found.steps) == extras
 
 
+_SHOUT = """
+class Model:
+    inputs = {"TEXT": ("BYTES", [1])}
+    outputs = {"TEXT": ("BYTES", [1])}
+    max_batch_size = 8
+
+    def infer(self, requests):
+        return [{"TEXT": request["TEXT"]} for request in requests]
+"""
+
+
+def test_what_a_model_in_python_asks_for_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models" / "shout" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(_SHOUT)
+    lines = ("# what it reads with", "Pillow>=9", "scikit_learn  # trees", "missing; python_version < '3'")
+    (folder / "requirements.txt").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", "image", "--models", "models", "--to", "Containerfile", "--trust"]) == 0
+    pinned = dict(line.split("==") for line in _requirements(Path("Containerfile").read_text()))
+    assert {name: pinned[name] for name in ("pillow", "scikit-learn", "joblib")} == {
+        name: metadata.version(name) for name in ("pillow", "scikit-learn", "joblib")
+    }
+    assert "missing" not in pinned
+
+
+@pytest.mark.parametrize(("line", "says"), [("no-such-package>=1", "is not installed here"), ("a b c", "is no package")])
+def test_what_a_model_in_python_asks_for_in_vain_is_one_line(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "models" / "shout" / "1"
+    folder.mkdir(parents=True)
+    (folder / "model.py").write_text(_SHOUT)
+    (folder / "requirements.txt").write_text(f"{line}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", "image", "--models", "models", "--to", "Containerfile"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not Path("Containerfile").exists()
+
+
 def test_an_extra_is_installed_too() -> None:
     assert "obstore" in {package.name for package in list_packages((), ("sources",))}
 

@@ -1,7 +1,7 @@
-"""Manifests through the models of Kubeflow's Trainer and of KServe, which would lose what they do not know.
+"""Manifests through the models of Kubernetes, Kubeflow's Trainer and KServe, which would lose what they do not know.
 
 They want versions of packages that are not ours, so they run in a Python of their own, which FERRY_MODELS_PYTHON names:
-pip install kubeflow-trainer-api kserve
+pip install kubernetes kubeflow-trainer-api kserve
 """
 
 import json
@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from rendering import VALUE_SETS, render
 
 from tensorferry.cli import main
+from tensorferry.deploy.check.schemas import is_core
 
 _PYTHON = os.environ.get("FERRY_MODELS_PYTHON", "")
 _ROUND_TRIP = Path(__file__).with_name("round_trip.py")
 
-pytestmark = pytest.mark.skipif(not _PYTHON, reason="FERRY_MODELS_PYTHON names no Python with kubeflow-trainer-api and kserve")
+pytestmark = pytest.mark.skipif(not _PYTHON, reason="FERRY_MODELS_PYTHON names no Python with the models")
 
 
 def _round_trip(bodies: list[dict[str, Any]]) -> Any:
@@ -63,3 +65,21 @@ def test_an_inference_service_survives_kserves_models(options: list[str], small_
     bodies = _read(tmp_path / "isvc", "InferenceService", "ServingRuntime")
     assert len(bodies) == 2
     assert _drop_empty(_round_trip(bodies)) == bodies
+
+
+def test_a_chart_survives_the_models_of_kubernetes(measured_chart: Path, tmp_path: Path) -> None:
+    bodies = [each.body for values in VALUE_SETS.values() for each in render(measured_chart, values, tmp_path)]
+    of_kubernetes = [body for body in bodies if is_core(body["apiVersion"])]
+    assert {body["kind"] for body in bodies if body not in of_kubernetes} == {
+        *("GRPCRoute", "HTTPRoute", "PodMonitor", "ScaledObject")
+    }
+    assert _round_trip(of_kubernetes) == of_kubernetes
+    of_kubernetes[0]["spec"]["colour"] = 2
+    assert _round_trip(of_kubernetes) != of_kubernetes
+
+
+def test_a_job_survives_the_models_of_kubernetes(tmp_path: Path) -> None:
+    assert main(["deploy", "train", "gpt", "--to", str(tmp_path / "job"), "--kind", "job", "--nodes", "2"]) == 0
+    bodies = _read(tmp_path / "job", "Job", "Service", "PersistentVolumeClaim")
+    assert len(bodies) == 3
+    assert _round_trip(bodies) == bodies

@@ -97,7 +97,7 @@ def test_one_pod_has_no_disruption_budget(measured_chart: Path, tmp_path: Path) 
 
 def test_a_gpu_is_one_value(measured_chart: Path, tmp_path: Path) -> None:
     spec = pick(render(measured_chart, {"gpus": 2}, tmp_path), "Deployment").get("spec", "template", "spec")
-    assert dig(spec["containers"][0], "resources", "limits", "nvidia.com/gpu") == 2
+    assert dig(spec["containers"][0], "resources", "limits", "nvidia.com/gpu") == "2"
     assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     plain = pick(render(measured_chart, {}, tmp_path), "Deployment").get("spec", "template", "spec")
     assert list(dig(plain["containers"][0], "resources", "limits")) == ["memory"]
@@ -114,10 +114,22 @@ def _kinds(manifests: list[Manifest]) -> set[str]:
         ({"models": {"source": "pvc"}}, "models.source is pvc: set models.claim"),
         ({"models": {"source": "url"}}, "models.source is url: set models.url"),
         ({"models": {"source": "oci"}}, "models.source is oci: set models.image"),
-        ({"server": {"controlMode": "poll"}}, "models in the server's image do not change"),
+        ({"server": {"controlMode": "poll"}}, "models in an image do not change"),
+        (
+            {"server": {"controlMode": "poll"}, "models": {"source": "oci", "image": "models:1"}},
+            "models in an image do not change",
+        ),
         ({"autoscaling": {"mode": "hpa", "minReplicas": 9}}, "minReplicas is above autoscaling.maxReplicas"),
         ({"autoscaling": {"mode": "hpa", "minReplicas": 0}}, "hpa cannot go to 0 pods"),
         ({"autoscaling": {"mode": "keda"}}, "set autoscaling.prometheus"),
+        ({"autoscaling": {"mode": "keda", "minReplicas": 0, "prometheus": "http://p"}}, "no pod tells of a queue then"),
+        ({"updates": {"maxSurge": 0}}, "no pod could ever be updated"),
+        ({"service": {"headless": True, "httpPort": 80}}, "clients go to the pods themselves"),
+        ({"service": {"httpPort": 8001}}, "are the same"),
+        ({"gateway": {"enabled": True, "parentRefs": [{"name": "public"}]}, "tls": {"secret": "own"}}, "set gateway.caConfigMap"),
+        ({"server": {"host": "0.0.0.0\n- --trust"}}, "host"),
+        ({"server": {"otlp": "collector"}}, "otlp"),
+        ({"server": {"allowedHosts": ["a,b"]}}, "allowedHosts"),
         ({"metrics": {"podMonitor": True}, "keys": {"secret": "keys"}}, "metrics need a key"),
         ({"service": {"headless": True, "type": "NodePort"}}, "service.headless needs service.type ClusterIP"),
         ({"gateway": {"enabled": True}}, "name the gateways in gateway.parentRefs"),

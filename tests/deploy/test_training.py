@@ -1,28 +1,23 @@
 """Manifests for a training: what a cluster would refuse, and the training that its pods would start."""
 
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from rendering import beside_rules
-from status_servers import run_status_server
 
 from tensorferry.cli import main
 from tensorferry.deploy.check import check
-from tensorferry.deploy.check.manifests import Manifest, read_manifests
+from tensorferry.deploy.check.manifests import Manifest, dig, list_of, read_manifests
+from tensorferry.deploy.check.selectors import selected_by, selects
 from tensorferry.deploy.options import CheckOptions
 
 _IMAGE = ["--image", "registry.example.com/train:1"]
 _TEAMS = "teams:Layered"  # tests/train
 _KINDS = ("trainjob", "jobset", "job")
+_DEFINITIONS = Path(os.environ["FERRY_CRDS"]) if "FERRY_CRDS" in os.environ else None
 
 _TRAIN_JOB = """\
 # teams:Layered on 2 nodes, 8 processes each. Written by `ferry deploy train`.
@@ -30,14 +25,14 @@ _TRAIN_JOB = """\
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainJob
 metadata:
-  name: pretrain
+  name: "pretrain"
   labels:
-    kueue.x-k8s.io/queue-name: research
+    kueue.x-k8s.io/queue-name: "research"
 spec:
   runtimeRef:
     apiGroup: trainer.kubeflow.org
     kind: TrainingRuntime
-    name: pretrain
+    name: "pretrain"
   trainer:
     numNodes: 2
     numProcPerNode: 8
@@ -76,7 +71,7 @@ def test_the_runtime_is_one_that_the_trainer_finds_its_way_in(tmp_path: Path) ->
     assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     (container,) = _container(runtime)
     assert container["name"] == "node"
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert not [each for each in container["env"] if each["name"].startswith("PET_")]
 
 
@@ -97,17 +92,66 @@ def test_without_the_trainer_pods_get_its_variables_from_us(kind: str, tmp_path:
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize(
     ("options", "mode"),
-    [(["--workers", "2"], "ReadWriteOnce"), (_ASKED, "ReadWriteMany"), (["--checkpoints", "pvc:runs", "--budget", "1GiB"], None)],
+    [
+        (["--workers", "2"], "ReadWriteOnce"),
+        (_ASKED, "ReadWriteMany"),
+        (["--checkpoints", "pvc:runs", "--budget", "1GiB"], None),
+        (["--checkpoints", "s3://bucket/runs", "--credentials", "bucket"], None),
+    ],
 )
 def test_a_cluster_would_refuse_nothing(kind: str, options: list[str], mode: str | None, tmp_path: Path) -> None:
     found = _write(tmp_path / "pretrain", "--kind", kind, *options)
     claim = found.get("PersistentVolumeClaim")
     assert (None if claim is None else claim.get("spec", "accessModes")) == (None if mode is None else [mode])
-    definitions = Path(os.environ["FERRY_CRDS"]) if "FERRY_CRDS" in os.environ else None
-    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=definitions))
+    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=_DEFINITIONS))
     assert result.findings == ()
-    if definitions is not None:
+    if _DEFINITIONS is not None:
         assert beside_rules(result.not_checked) == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_name_that_yaml_reads_as_something_else_stays_a_name(kind: str, tmp_path: Path) -> None:
+    found = _write(tmp_path / "on", "--kind", kind, "--nodes", "2", "--queue", "123", "--checkpoints", "pvc:true")
+    assert {each.get("metadata", "name") for each in found.values()} == {"on"}
+    assert check(CheckOptions(folder=tmp_path / "on")).findings == ()
+    (claim,) = [
+        dig(volume, "persistentVolumeClaim", "claimName")
+        for each in found.values()
+        for volume in list_of(each.pod, "spec", "volumes")
+        if "persistentVolumeClaim" in volume
+    ]
+    assert claim == "true"
+
+
+def test_a_runtime_that_is_there_is_patched(tmp_path: Path) -> None:
+    own = _write(tmp_path / "own", *_ASKED)
+    found = _write(tmp_path / "pretrain", *_ASKED, "--runtime", "torch-distributed", "--name", "own")
+    assert set(found) == {"TrainJob", "NetworkPolicy", "PersistentVolumeClaim"}
+    job = found["TrainJob"]
+    assert job.get("spec", "runtimeRef", "name") == "torch-distributed"
+    (container,) = _container(own["TrainingRuntime"])
+    trainer = job.get("spec", "trainer")
+    assert (trainer["image"], trainer["resourcesPerNode"]) == (container["image"], container["resources"])
+    (pod,) = job.patched_pods
+    (patched,) = pod["spec"]["containers"]
+    assert pod["spec"]["volumes"] == _pod(own["TrainingRuntime"])["volumes"]
+    assert {key: patched[key] for key in ("env", "volumeMounts", "securityContext")}.items() <= container.items()
+    result = check(CheckOptions(folder=tmp_path / "pretrain", definitions=_DEFINITIONS))
+    assert result.findings == ()
+    if _DEFINITIONS is not None:
+        assert beside_rules(result.not_checked) == []
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_only_pods_of_a_training_reach_each_other(kind: str, tmp_path: Path) -> None:
+    found = _write(tmp_path / "pretrain", *_ASKED, "--kind", kind)
+    maker = next(each for each in found.values() if each.pod is not None)
+    policy = found["NetworkPolicy"]
+    assert [each.name for each in selected_by(policy, [maker])] == [maker.name]
+    (rule,) = list_of(policy.body, "spec", "ingress")
+    labels = dig(maker.pod, "metadata", "labels")
+    assert [selects(peer["podSelector"], labels) for peer in rule["from"]] == [True]
+    assert not selects(rule["from"][0]["podSelector"], labels | {"app.kubernetes.io/name": "other"})
 
 
 def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
@@ -123,7 +167,9 @@ def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--checkpoints", "s3://bucket/runs"], "cannot write checkpoints to 's3://bucket/runs', only to a folder"),
+        (["--checkpoints", "s3://bucket/runs", "--nodes", "2"], "2 nodes write one checkpoint together"),
+        (["--checkpoints", "ftp://host/runs"], "cannot be kept at 'ftp://host/runs'"),
+        (["--checkpoints", "pvc:runs", "--credentials", "bucket"], "--credentials are those of a bucket"),
         (["--checkpoints", "runs"], "write pvc:CLAIM"),
         (["--gpus", "8", "--workers", "2"], "each of 8 GPUs gets a process"),
         (["--gpus", "8", "--set", "batch=5"], "a batch of 5 has no row for each of 8 workers"),
@@ -136,6 +182,9 @@ def test_a_mistake_in_the_pods_of_a_runtime_is_found(tmp_path: Path) -> None:
         (["--queue", "My_Queue"], "is no name of a queue"),
         (["--data", "reviews.csv"], "is read in the pod"),
         (["--kind", "job", "--cluster-runtime"], "--cluster-runtime is for a TrainJob"),
+        (["--kind", "job", "--runtime", "torch-distributed"], "--runtime is for a TrainJob"),
+        (["--runtime", "torch-distributed", "--cluster-runtime"], "is there already"),
+        (["--runtime", "torch-distributed", "--checkpoints", "s3://bucket/runs"], "gets no containers for a bucket"),
     ],
 )
 def test_a_bad_option_is_one_line_and_nothing_is_written(
@@ -161,74 +210,6 @@ def test_a_batch_that_nobody_set_grows_with_the_processes_and_that_is_told(
 def test_a_recipe_that_is_a_file_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "train", "my.py:Recipe", "--to", str(tmp_path / "job"), *_IMAGE]) == 2
     assert "is a file of this machine" in capsys.readouterr().err
-
-
-def test_two_pods_train_are_stopped_by_sigterm_and_resume(tmp_path: Path) -> None:
-    found = _write(tmp_path / "pretrain", "--nodes", "2", "--steps", "60", "--every", "30", "--seed", "7")
-    pods = _Pods(found["TrainingRuntime"], found["TrainJob"], tmp_path)
-    rows = tmp_path / "runs" / "pretrain" / "metrics.jsonl"
-    with run_status_server(tmp_path) as server:
-        pods.start(server.variables)
-        try:
-            while not (rows.exists() and rows.read_text().count("\n") > 2):
-                assert all(each.poll() is None for each in pods.processes), pods.read_logs()
-                time.sleep(0.02)
-            pods.processes[1].send_signal(signal.SIGTERM)  # one is evicted; all save and leave
-            grace = _pod(found["TrainingRuntime"])["terminationGracePeriodSeconds"]
-            assert [each.wait(timeout=grace) for each in pods.processes] == [143, 143], pods.read_logs()
-            policy = found["TrainingRuntime"].get("spec", "template", "spec", "replicatedJobs")[0]["template"]["spec"]
-            assert policy["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [143]
-            stopped_at = rows.read_text().count("\n")
-            assert stopped_at < 60
-            pods.start(server.variables)
-            assert [each.wait(timeout=300) for each in pods.processes] == [0, 0], pods.read_logs()
-        finally:
-            pods.stop()
-    assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(1, 61))
-    assert f"from step {stopped_at}" in pods.read_logs()
-    assert server.statuses[-1]["progressPercentage"] == 100
-
-
-class _Pods:
-    """The container of each pod as a process, with the variables that the Trainer sets and a folder in place of the claim."""
-
-    def __init__(self, runtime: Manifest, job: Manifest, folder: Path) -> None:
-        self._folder = folder
-        (self._container,) = _container(runtime)
-        self._trainer = job.get("spec", "trainer")
-        assert self._trainer["command"] == ["ferry"]
-        (folder / "runs").mkdir()
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, more: dict[str, str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        arguments = [argument.replace("=/runs/", f"={self._folder}/runs/") for argument in self._trainer["args"]]
-        kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
-        of_pod = {each["name"]: each["value"] for each in self._container["env"]}
-        for node in range(self._trainer["numNodes"]):
-            of_trainer = {
-                "PET_NNODES": str(self._trainer["numNodes"]),
-                "PET_NPROC_PER_NODE": str(self._trainer["numProcPerNode"]),
-                "PET_NODE_RANK": str(node),
-                "PET_MASTER_ADDR": "127.0.0.1",
-                "PET_MASTER_PORT": str(port),
-            }
-            variables = kept | of_pod | of_trainer | more | {"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(self._folder)}
-            with open(self._folder / f"{len(self.processes)}.log", "wb") as log:
-                command = [sys.executable, "-m", "tensorferry.cli", *arguments]
-                started = subprocess.Popen(command, env=variables, cwd="/", stdout=log, stderr=subprocess.STDOUT)
-            self.processes.append(started)
-        self.processes = self.processes[-self._trainer["numNodes"] :]
-
-    def read_logs(self) -> str:
-        return "\n".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("*.log")))
-
-    def stop(self) -> None:
-        for each in self.processes:
-            each.kill()
-            each.wait()
 
 
 def _pod(manifest: Manifest) -> dict[str, Any]:

@@ -17,4 +17,9 @@ def build() -> nn.Module:
     )
 
 
+def deep() -> nn.Module:
+    """Weights that take more than what they are applied to."""
+    return nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+
+
 NUMBER = 3

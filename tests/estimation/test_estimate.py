@@ -50,6 +50,54 @@ def test_a_smaller_card_holds_it_with_a_plan(found: Estimate) -> None:
     assert 0 < step.busy(Lane.COMPUTE) <= 1
 
 
+DEEP = NETS.replace(":build", ":deep")
+
+
+def test_a_card_too_small_for_weights_holds_it_where_they_move() -> None:
+    card = _card("12MiB", link="1GB/s")
+    stays, moves = (
+        ferry.estimate(DEEP, card, inputs="4x512", loss="mean", optimizer="adamw", weights=weights) for weights in (False, True)
+    )
+    assert not stays.rows[0].step.fits
+    step = moves.rows[0].step
+    assert step.fits
+    assert step.weights is not None
+    assert step.plan is not None
+    assert step.timeline is not None
+    assert step.weights.window_nbytes <= step.plan.peak_nbytes <= card.usable_nbytes < step.weights.nbytes
+    # weights come in for forward, backward and the update, gradients and two tensors of state for that; three of them go out
+    num_weights = 8 * 512 * 512
+    assert 4 * 3 * num_weights < step.weights.in_nbytes <= 4 * 6 * num_weights
+    assert 4 * 2 * num_weights < step.weights.out_nbytes <= 4 * 4 * num_weights
+    assert step.step_seconds >= step.weights.in_nbytes / 1e9 > step.timeline.step_seconds
+    assert step.bottleneck == "link"
+    assert step.busy(Lane.IN) == pytest.approx(1.0)
+    assert "with pinned, weights in " in str(moves)
+    assert moves.to_json()["rows"][0]["weights"]["in_nbytes"] == step.weights.in_nbytes
+
+
+def test_a_card_too_small_for_the_widest_update_is_told_what_would_do_where_weights_move() -> None:
+    stays, moves = (
+        ferry.estimate(DEEP, _card("2MiB"), inputs="4x512", loss="mean", optimizer="adamw", weights=weights).rows[0].step
+        for weights in (False, True)
+    )
+    assert not moves.fits
+    assert moves.smallest_nbytes is not None
+    assert stays.smallest_nbytes is not None
+    assert 3 * 4 * 512 * 512 < moves.smallest_nbytes < stays.smallest_nbytes
+
+
+def test_a_cpu_below_the_floor_is_told_what_would_do_slab_by_slab() -> None:
+    machine = replace(_card("60MiB"), kind="cpu")
+    found = ferry.estimate(NETS, machine, inputs="64x3x128x128", loss="cross_entropy", stream=True)
+    step = found.rows[0].step
+    assert step.smallest_nbytes is not None
+    assert step.streamed_nbytes is not None
+    assert step.streamed_nbytes < step.smallest_nbytes
+    assert " streamed" in str(found)
+    assert found.to_json()["rows"][0]["streamed_nbytes"] == step.streamed_nbytes
+
+
 def test_a_card_below_the_floor_is_told_what_would_do(found: Estimate) -> None:
     step = found.rows[2].step
     assert not step.fits

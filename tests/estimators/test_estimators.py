@@ -1,6 +1,8 @@
 """The premade estimators as a user meets them: any table in, any target, what was learnt saved and loaded bit for bit."""
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,9 @@ import numpy as np
 import pytest
 from premade import CLASSIFIERS, REGRESSORS, make
 
-from tensorferry import BadData, BadUse, datasets, estimators
+from tensorferry import BadBudget, BadData, BadOption, BadUse, datasets, estimators
 from tensorferry import feature_columns as fc
-from tensorferry.estimators.network import ScaledNumbers
+from tensorferry.estimators.network import ScaledNumbers, make_inputs
 
 
 @pytest.mark.parametrize(("name", "least"), list(zip(CLASSIFIERS, (0.3, 0.95, 0.95, 0.95, 0.95), strict=True)))
@@ -118,6 +120,16 @@ def test_a_deep_model_repeats_with_its_seed_and_goes_on_with_warm_start() -> Non
     assert model.evaluate(lambda: (rows, target))["rmse"] < before
 
 
+def test_a_copy_of_a_deep_model_is_one_of_its_own() -> None:
+    rows, target = {"x": np.linspace(-1, 1, 200)}, np.linspace(-1, 1, 200) ** 2
+    model = make("DNNRegressor", epochs=2, warm_start=True).fit(rows, target)
+    before = model.predict(rows)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(again.predict(rows), before)
+        again.fit(rows, target)
+        assert np.array_equal(model.predict(rows), before)
+
+
 def test_a_budget_changes_nothing_but_rounding() -> None:
     rows, target = {"x": np.linspace(-1, 1, 512)}, np.linspace(-1, 1, 512) ** 2
     options = {"epochs": 2, "batch_size": 128, "hidden_units": (64, 64)}
@@ -163,6 +175,11 @@ def test_importance_finds_the_column_that_matters() -> None:
     falls = estimators.permutation_importance(model, rows, target)
     assert list(falls) == ["signal", "noise"]
     assert model.feature_importances_.argmax() == 1
+    assert list(model.importances_) == ["signal", "noise"]
+    again = make("BoostedTreesClassifier", features=[fc.bucketized("signal"), fc.numeric("signal"), fc.numeric("noise")])
+    shares = again.fit(rows, target).importances_
+    assert list(shares) == ["signal", "noise"]
+    assert sum(shares.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +224,77 @@ def test_a_damaged_or_foreign_file_is_refused_and_runs_nothing(trained: dict[str
         with pytest.raises(BadData, match=message):
             estimators.load(tmp_path)
     (tmp_path / "estimator.json").write_text(json.dumps(facts))
+    arrays = (tmp_path / "arrays.npz").read_bytes()
+    for content in (b"", b"no archive", arrays[: len(arrays) // 2], arrays.replace(b"NUMPY", b"NUMPI")):
+        (tmp_path / "arrays.npz").write_bytes(content)
+        with pytest.raises(BadData, match="cannot read an estimator"):
+            estimators.load(tmp_path)
     np.savez(tmp_path / "arrays.npz", coef=np.array([object()], object), intercept=np.zeros(1), allow_pickle=True)
     with pytest.raises(BadData, match="cannot read an estimator"):
         estimators.load(tmp_path)
 
 
 def test_far_and_missing_numbers_stay_small_inside_a_network() -> None:
-    scales = fc.fit_columns([fc.numeric("x")], {"x": np.arange(100.0)}).scales
-    found = np.asarray(ScaledNumbers(scales, ranges=True)(np.array([[1e9], [np.nan], [50.0]], np.float32)))
+    fitted = fc.fit_columns([fc.numeric("x")], {"x": np.arange(100.0)})
+    numbers = make_inputs(fitted, {"x": np.array([1e9, np.nan, 49.5, 1e300])}, "dnn")["dnn_numbers"]
+    found = np.asarray(ScaledNumbers(fitted.scales, ranges=True)(numbers))
     assert np.abs(found).max() <= 3.01
-    assert found[:, 1].tolist() == [0, 1, 0]
+    assert found[:, 1].tolist() == [0, 1, 0, 0]
+    assert found[3, 0] == pytest.approx(3)
+
+
+@pytest.mark.parametrize(("name", "least"), [("BoostedTreesRegressor", 0.99), ("DNNRegressor", 0.6)])
+def test_the_last_digits_of_large_numbers_count(name: str, least: float) -> None:
+    times = 1.7e9 + np.arange(400)  # of which float32 tells every 128th apart
+    target = (np.arange(400) // 50 % 2).astype(float)
+    settings = {"epochs": 60} if name == "DNNRegressor" else {"num_trees": 80}
+    assert make(name, **settings).fit({"t": times}, target).score({"t": times}, target) > least
+
+
+def test_a_warm_start_keeps_the_classes_that_it_learnt() -> None:
+    rows, target = {"x": np.arange(100.0)}, np.where(np.arange(100) < 50, "low", "high")
+    model = make("DNNClassifier", warm_start=True).fit(rows, target)
+    few = {"x": np.arange(60.0, 100.0)}
+    model.set_params(epochs=2, class_weight="balanced").fit(few, ["high"] * 40)
+    assert model.classes_.tolist() == ["high", "low"]
+    assert model.predict({"x": [90.0, 1.0]}).tolist() == ["high", "low"]
+    with pytest.raises(BadData, match=r"'middle' was not there in training; there are high, low"):
+        model.fit(few, ["middle", "high"] * 20)
+    with pytest.raises(BadOption, match=r"goes on with hidden_units=\[16\], received \[8\]"):
+        model.set_params(hidden_units=(8,)).fit(rows, target)
+
+
+def test_a_class_that_counts_as_nothing_is_a_class() -> None:
+    rows = {"x": [0.0, 1.0, 2.0, 3.0] * 5}
+    model = make("LinearClassifier").fit(rows, [1, 2, 1, 2] * 5)
+    with pytest.raises(BadData, match="the class 0 was not there"):
+        model.evaluate(lambda: ({"x": [1.0]}, [0]))
+    with pytest.raises(BadData, match="of class number 0"):
+        model.calibrate({"x": [0.0, 1.0]}, [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value", "expected"),
+    [
+        ("DNNClassifier", "hidden_units", (-1,), "whole numbers, each at least 1"),
+        ("DNNClassifier", "dropout", 1.0, "not including, 1"),
+        ("DNNClassifier", "learning_rate", float("nan"), "above 0"),
+        ("DNNClassifier", "batch_size", 0, "at least 1"),
+        ("DNNClassifier", "epochs", 2.5, "whole number"),
+        ("DNNClassifier", "validation_fraction", -0.1, "from 0"),
+        ("DNNClassifier", "patience", True, "whole number"),
+        ("DNNClassifier", "precision", "fp31", "no precision 'fp31'"),
+        ("DNNClassifier", "budget", "much", "cannot read 'much' as bytes"),
+        ("DNNClassifier", "class_weight", "equal", "'balanced'"),
+        ("DNNClassifier", "class_weight", {0: -1.0}, "at least 0 for each class"),
+        ("LinearClassifier", "class_weight", {3: 1.0}, "the class 3, which is not in the target"),
+        ("LinearClassifier", "threshold", 1.5, "from 0"),
+        ("LinearClassifier", "regularization", -1, "at least 0"),
+        ("BoostedTreesClassifier", "num_trees", 0, "at least 1"),
+        ("BoostedTreesClassifier", "max_leaves", 1, "at least 2"),
+        ("BoostedTreesClassifier", "random_state", "zero", "None or a whole number"),
+    ],
+)
+def test_a_setting_that_no_fit_can_use_is_told(name: str, setting: str, value: Any, expected: str) -> None:
+    with pytest.raises((BadOption, BadData, BadBudget), match=expected):
+        make(name, **{setting: value}).fit({"x": [1.0, 2.0]}, [0, 1])

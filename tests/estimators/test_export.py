@@ -106,6 +106,12 @@ COLUMNS = [
     fc.weighted("w", "n"),
     fc.sequence("s"),
     fc.sequence("s", max_length=2),
+    fc.numeric("n", missing=-3.5, normalizer="standard"),
+    fc.numeric("k", normalizer="minmax"),
+    fc.vocabulary("w", unknown="other", min_count=2),
+    fc.vocabulary("k", unknown="other"),
+    fc.sequence(fc.vocabulary("s", unknown="other")),
+    fc.crossed([fc.vocabulary("w", unknown="other"), "w"], 30),
 ]
 ROWS = {
     "n": [1.5, -2.0, 7.0, np.nan, 5.0, 0.0] * 10,
@@ -131,12 +137,44 @@ def test_every_column_is_the_same_inside_the_graph(name: str, rows: dict[str, li
     assert np.abs(answer(model, rows)[0][:, 0] - model.predict(rows)).max() <= 1e-6
 
 
-def test_trees_split_by_sets_of_many_categories_the_same_inside_the_graph() -> None:
+def answer_saved(model: Any, table: dict[str, Any], folder: Path) -> dict[str, NDArray]:
+    """What TensorFlow makes of the SavedModel."""
+    import tensorflow as tf
+
+    signature = tf.saved_model.load(str(model.export_saved_model(folder))).signatures["serving_default"]
+    inputs = {name: tf.constant(values) for name, values in model.to_tensors(table).items()}
+    return {name: values.numpy() for name, values in signature(**inputs).items()}
+
+
+@pytest.mark.parametrize("name", [*CLASSIFIERS, *REGRESSORS])
+def test_a_saved_model_gives_the_answers_of_predict(trained: dict[str, Any], name: str, tmp_path: Path) -> None:
+    model = trained[name]
+    found = answer_saved(model, ODD, tmp_path / "saved")
+    if name in CLASSIFIERS:
+        assert np.abs(found["probabilities"] - model.predict_proba(ODD)).max() <= 1e-6
+        assert [word.decode() for word in found["predicted_class"][:, 0]] == model.predict(ODD).tolist()
+    else:
+        assert np.abs(found["predicted_value"][:, 0] / model.predict(ODD) - 1).max() <= 1e-6
+    with pytest.raises(BadModel, match="is there already"):
+        model.export_saved_model(tmp_path / "saved")
+
+
+def test_every_column_and_calibration_are_the_same_inside_a_saved_model(tmp_path: Path) -> None:
+    model = estimators.LinearClassifier(COLUMNS, threshold=0.3).fit(ROWS, [0, 1, 2] * 20).calibrate(ROWS, [0, 1, 2] * 20)
+    for number, rows in enumerate((ROWS, ASKED)):
+        found = answer_saved(model, rows, tmp_path / str(number))
+        assert np.abs(found["probabilities"] - model.predict_proba(rows)).max() <= 1e-6
+        assert found["predicted_class"][:, 0].tolist() == model.predict(rows).tolist()
+
+
+def test_trees_split_by_sets_of_many_categories_the_same_inside_the_graph(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = {"w": rng.integers(0, 300, 4000).astype(str), "n": np.where(rng.random(4000) < 0.1, np.nan, rng.normal(size=4000))}
     target = np.array(rows["w"], int) % 7 + np.nan_to_num(rows["n"], nan=3.0) + rng.normal(size=4000)
     model = estimators.BoostedTreesRegressor(num_trees=20, random_state=0).fit(rows, target)
     assert np.abs(answer(model, rows)[0][:, 0] - model.predict(rows)).max() <= 1e-9
+    saved = answer_saved(model, rows, tmp_path / "saved")
+    assert np.abs(saved["predicted_value"][:, 0] - model.predict(rows)).max() <= 1e-9
     unknown = {"w": ["999", ""], "n": [np.nan, 0.0]}
     assert np.abs(answer(model, unknown)[0][:, 0] - model.predict(unknown)).max() <= 1e-9
 

@@ -9,7 +9,9 @@ import pytest
 
 from tensorferry import BadData, datasets, estimators
 from tensorferry.datasets import tables
+from tensorferry.datasets.column import Column
 from tensorferry.datasets.dataset import Dataset
+from tensorferry.datasets.rows import ArrayRows, JoinedRows
 from tensorferry.estimators.streaming import StreamedBatches, choose_window, is_larger_than, leave_for_step, split_blocks
 
 SETTINGS: dict[str, Any] = {"hidden_units": (16,), "epochs": 4, "batch_size": 256, "learning_rate": 0.01, "random_state": 0}
@@ -94,3 +96,44 @@ def test_only_what_is_larger_than_a_window_is_streamed(on_disk: Dataset) -> None
     assert not is_larger_than(datasets.load("penguins"), 1)
     assert choose_window("64MiB") == 2 * 2**20
     assert leave_for_step("64MiB", 2 * 2**20) == 40 * 2**20
+
+
+def test_a_part_of_a_set_is_streamed_too(on_disk: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = leave_out(on_disk, "high", "value")
+    train, test = rows.split(0.8, seed=1)
+    assert is_larger_than(train, choose_window(BUDGET))
+    learnt, held_out = split_blocks(train, 0.1, seed=0)
+    assert held_out is not None
+    both = np.concatenate([part.numpy()["x"] for part in (learnt, held_out)])
+    assert np.array_equal(np.sort(both), np.sort(train.numpy()["x"]))
+    monkeypatch.setattr(Dataset, "read_all", None)  # whoever wants all rows at once fails
+    monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**16)
+    model = estimators.DNNRegressor(**SETTINGS).fit(train)
+    monkeypatch.undo()
+    assert model.score(test, test.target) > 0.99
+
+
+def test_words_that_stand_in_late_blocks_are_learnt(on_disk: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is sorted by a column shows each of its words in a few blocks alone."""
+    by_city = np.argsort(on_disk.numpy()["city"], kind="stable")
+    blocks = [{name: values[part] for name, values in on_disk.numpy().items()} for part in np.split(by_city, 40)]
+    rows = Dataset("sorted", JoinedRows([ArrayRows(block) for block in blocks]), on_disk.columns)
+    monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**14)
+    model = estimators.DNNRegressor(**SETTINGS | {"epochs": 1}).fit(leave_out(rows, "high", "value"))
+    (city,) = (column for column in model.fitted_.columns if getattr(column, "name", "") == "city")
+    assert set(city.values) == {"Bern", "Oslo", "Rome"}
+
+
+def test_long_texts_count_for_what_they_take() -> None:
+    columns = (Column("text", "text", "object"),)
+    blocks = [ArrayRows({"text": np.array([letter * 10_000] * 10, object)}) for letter in "abc"]
+    assert is_larger_than(Dataset("texts", JoinedRows(blocks), columns), 200_000)
+
+
+def test_a_warm_start_goes_on_from_disk(on_disk: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**16)
+    rows = leave_out(on_disk, "high", "value")
+    model = estimators.DNNRegressor(**SETTINGS | {"epochs": 1, "warm_start": True}).fit(rows)
+    network, before = model.model_, model.score(rows, rows.target)
+    assert model.fit(rows).model_ is network
+    assert model.score(rows, rows.target) > before

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,35 @@ def test_columns_are_inferred_from_a_dataset_without_its_target() -> None:
     assert (names["island"], names["body_mass_g"]) == ("Vocabulary", "Numeric")
 
 
+def test_unknown_words_are_what_their_column_declares() -> None:
+    asked = {**TABLE, "city": ["Oslo", "Bern", None, ""]}
+    assert codes(fc.vocabulary("city", unknown="other"), asked) == [3, 2, 0, 0]
+    assert count_codes(fc.vocabulary("city", ["Bern"], unknown="other")) == 3
+    with pytest.raises(BadData, match=r"'city' holds 'Berne', which is not in its vocabulary .did you mean 'Bern'"):
+        codes(fc.vocabulary("city", unknown="refuse"), {**TABLE, "city": [None, "Berne", "Rome", "Rome"]})
+    assert codes(fc.vocabulary("city", unknown="refuse"), {**TABLE, "city": [None] * 4}) == [0] * 4
+    assert codes(fc.vocabulary("city", min_count=2, unknown="other")) == [1, 2, 0, 1]
+    with pytest.raises(BadData, match="2 different words, of which 1 are learnt"):
+        codes(fc.vocabulary("city", max_size=1, unknown="refuse"))
+
+
+def test_a_missing_number_is_what_its_column_declares() -> None:
+    fitted = fc.fit_columns([fc.numeric("age", missing=-1), fc.numeric("weight")], read_table(TABLE))
+    numbers = fitted.encode_numbers(read_table(TABLE))
+    assert numbers[:, 0].tolist() == [17, 18, 30, -1]
+    assert np.isnan(numbers[3, 1])
+    assert FittedColumns.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "center", "scale"),
+    [("robust", 4.0, 1.5), ("standard", 22.2, 38.938), ("minmax", 0.0, 100.0), ("none", 0.0, 1.0)],
+)
+def test_numbers_are_scaled_as_their_column_declares(normalizer: Any, center: float, scale: float) -> None:
+    (found,) = fc.fit_columns([fc.numeric("x", normalizer=normalizer)], {"x": np.array([0.0, 2.0, 4.0, 5.0, 100.0])}).scales
+    assert (found.center, found.scale) == (pytest.approx(center), pytest.approx(scale, rel=1e-3))
+
+
 def test_names_and_notes_are_not_inferred() -> None:
     table = {"note": [f"row {row}" for row in range(50)], "kind": ["a", "b"] * 25, "flag": [True, False] * 25}
     assert [fc.columns.name_of(column) for column in fc.infer(table)] == ["kind", "flag"]
@@ -115,6 +145,10 @@ def test_true_and_false_and_codes_in_numbers_are_words_alike() -> None:
     ("make", "message"),
     [
         (lambda: fc.bucketized("age", [3, 1]), "ascending order"),
+        (lambda: fc.numeric("age", normalizer="robst"), "did you mean 'robust'"),  # type: ignore[arg-type]
+        (lambda: fc.numeric("age", missing=float("nan")), "finite number for a missing 'age'"),
+        (lambda: fc.vocabulary("city", unknown="others"), "did you mean 'other'"),  # type: ignore[arg-type]
+        (lambda: fc.vocabulary("city", min_count=0), "min_count of 'city' to be at least 1"),
         (lambda: fc.hashed("city", 0), "at least 1, received 0"),
         (lambda: fc.crossed(["city"], 10), "at least two"),
         (lambda: fc.vocabulary("city", ["a", "a"]), "twice"),

@@ -1,6 +1,7 @@
 """`ferry fit` from a table to a run, and on to what the server loads."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_a_fit_is_a_run_with_a_model_its_figures_and_a_page(penguins: Path, caps
     assert (figures["num_train"], figures["num_test"]) == (275, 69)
     assert sum(map(sum, figures["confusion"])) == sum(each["num_rows"] for each in figures["calibration"]) == 69
     assert max(figures["importance"], key=figures["importance"].__getitem__) in ("bill_length_mm", "flipper_length_mm", "island")
-    test = datasets.load("penguins").split(0.8, seed=0)[1]
+    test = datasets.load("penguins").split(0.8, seed=0, stratify=True)[1]
     assert estimators.load(penguins / "estimator").score(test, test.target) == figures["metrics"]["accuracy"]
     page = (penguins / "report.html").read_text()
     assert all(word in page for word in ("What the answers rest on", "Calibration", "flipper_length_mm", "Chinstrap"))
@@ -73,6 +74,26 @@ def test_probabilities_are_calibrated_and_a_threshold_chosen_on_rows_set_aside(c
     page = (tmp_path / "run" / "report.html").read_text()
     assert "(chosen)" in page
     assert "<b>Rome" not in page
+
+
+def test_a_rare_class_is_in_the_rows_to_learn_from_and_to_test_on(tmp_path: Path) -> None:
+    path = tmp_path / "rare.csv"
+    rows = [f"{number},{'rare' if number in (3, 7) else ('a', 'b')[number % 2]}" for number in range(60)]
+    path.write_text("x,what\n" + "\n".join(rows) + "\n")
+    for seed in ("0", "1", "2"):
+        run = tmp_path / seed
+        assert main(["fit", str(path), "--target", "what", "--model", "linear", "--seed", seed, "--out", str(run)]) == 0
+        assert [sum(row) for row in json.loads((run / "figures.json").read_text())["confusion"]][2] == 1
+        assert sorted(load_fitted(run).test.target.tolist()).count("rare") == 1
+
+
+def test_a_run_of_an_older_version_keeps_its_rows_to_test_on(penguins: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(penguins, run)
+    config = json.loads((run / "config.json").read_text())
+    del config["stratified"]
+    (run / "config.json").write_text(json.dumps(config))
+    assert load_fitted(run).test.target.tolist() == datasets.load("penguins").split(0.8, seed=0)[1].target.tolist()
 
 
 def test_numbers_are_learnt_as_values(customers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.optimization.agreement import ask_original, compare_answers
 from tensorferry.optimization.gate import AnswerGate
+from tensorferry.optimization.intervals import wilson_interval
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 
 SIGNATURE = Signature((TensorSignature("x", "FP32", (-1, 4)),), (TensorSignature("y", "FP32", (-1, 4)),))
@@ -91,6 +92,21 @@ def test_other_shapes_and_nan_are_faults(function, says: str) -> None:
 def test_an_original_that_gives_nan_cannot_be_compared_with() -> None:
     with pytest.raises(BadModel, match="the model itself gives NaN"):
         ask_original(Function(lambda x: np.full_like(x, np.nan)), SIGNATURE, {"x": X})
+
+
+def test_volumes_that_all_agree_are_no_more_than_as_many_answers() -> None:
+    signature = Signature((TensorSignature("x", "FP32", (-1, 4, 4, 4, 2)),), (TensorSignature("y", "FP32", (-1, 4, 4, 4, 2)),))
+    volumes = np.random.default_rng(0).standard_normal((4, 4, 4, 4, 2)).astype(np.float32)
+    reference = ask_original(Function(lambda x: x), signature, {"x": volumes}, "top1")
+    found = compare_answers(reference, Function(lambda x: x))
+    assert (found.agreement, found.num_answers) == (1.0, 4**4)
+    assert found.interval == wilson_interval(1.0, 4)
+
+
+def test_targets_of_which_none_is_known_are_refused() -> None:
+    targets = np.full(20, -1)
+    with pytest.raises(BadOption, match="none of the targets of the 20 samples that were asked is a class"):
+        ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, targets=targets)
 
 
 def test_an_unknown_judge_suggests_the_nearest() -> None:

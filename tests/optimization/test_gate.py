@@ -9,7 +9,7 @@ from tensorferry.optimization.agreement import Comparison
 from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.intervals import Interval, count_needed, drop_interval, student_interval, wilson_interval
 from tensorferry.optimization.metric import find_metric, measure_drop
-from tensorferry.optimization.samples import read_targets, split_samples
+from tensorferry.optimization.samples import MAX_SAMPLES, choose_rows, read_targets, split_samples
 
 
 @pytest.mark.parametrize(("num_right", "num"), [(0, 4), (4, 4), (99, 100), (507, 512)])
@@ -83,9 +83,19 @@ def test_targets_below_zero_do_not_count() -> None:
     assert measure_drop("Dice", targets, targets, answers).candidate < 1.0
     rows = measure_drop("accuracy", np.array([0, 1, -1, -1]), np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1]))
     assert (rows.original, rows.candidate) == (1.0, 0.5)
-    nothing = measure_drop("accuracy", np.array([-1]), np.array([0]), np.array([1]))
-    assert nothing.drop == 0.0
-    assert nothing.interval == Interval(-1.0, 1.0)
+    # a volume in which nothing is known says nothing of what is lost, and does not make the others look sure
+    known, empty = targets, np.full_like(targets, -1)
+    both = measure_drop("Dice", np.concatenate([known, empty]), np.zeros((2, 4, 4), int), np.zeros((2, 4, 4), int))
+    assert both.original == both.candidate == 0.0
+
+
+def test_samples_that_all_came_out_alike_still_have_an_interval() -> None:
+    volumes = np.zeros((3, 4, 4), int)
+    volumes[:, :2] = 1
+    lost = measure_drop("Dice", volumes, volumes, volumes)
+    assert lost.interval.low < -0.1 < 0.1 < lost.interval.high
+    comparison = Comparison(1.0, 0.0, interval=wilson_interval(1.0, 3), num_answers=48, metric_drop=lost)
+    assert "cannot tell whether more than 0.6 points of Dice are lost" in AnswerGate(max_drop=0.002).find_doubt(comparison)
 
 
 def test_targets_are_classes_of_the_answers() -> None:
@@ -110,15 +120,19 @@ def test_no_sample_calibrates_and_judges_and_the_split_is_the_same_every_time() 
     assert judged.max() > 14
 
 
+def test_of_more_rows_than_are_compared_some_of_everywhere_are_and_in_no_order() -> None:
+    for rows in (choose_rows(4000), split_samples({"x": np.arange(4000.0).reshape(-1, 1)}, None).compared):
+        assert len(set(rows.tolist())) == MAX_SAMPLES
+        # what the time lets be asked first is some of everywhere, too
+        assert rows[:32].min() < 1000
+        assert rows[:32].max() > 3000
+    assert choose_rows(4000).tolist() == choose_rows(4000).tolist()
+
+
 def test_samples_to_calibrate_on_that_are_judged_on_are_left_out() -> None:
     rows = {"x": np.arange(10.0).reshape(10, 1)}
-    assert split_samples(rows, {"x": np.arange(5.0, 15.0).reshape(10, 1)}).calibration["x"].ravel().tolist() == [
-        10,
-        11,
-        12,
-        13,
-        14,
-    ]
+    split = split_samples(rows, {"x": np.arange(5.0, 15.0).reshape(10, 1)})
+    assert sorted(split.calibration["x"].ravel()) == [10, 11, 12, 13, 14]
     with pytest.raises(BadOption, match="there are 0 and 10, without any that stand on both sides"):
         split_samples(rows, rows)
     with pytest.raises(BadOption, match="there are 3 and 3"):

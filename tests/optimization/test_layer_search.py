@@ -2,10 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
+import openvino
 import pytest
 import torch
 from nets import make_texts
@@ -13,6 +14,7 @@ from nets import make_texts
 import tensorferry as ferry
 from tensorferry.optimization import quantise
 from tensorferry.optimization.candidates import list_variants
+from tensorferry.optimization.kept_layers import list_compressed
 from tensorferry.optimization.layer_search import find_fewest, rank_layers, short_name
 
 WIDTH = 16
@@ -47,6 +49,21 @@ def test_only_the_layer_that_was_made_sensitive_stays_in_fp32(fragile_engine: fe
     kept = {tuple(map(short_name, each.kept)) for each in let_in}
     assert kept == {("node_linear",)}  # the first layer, as the exporter calls it
     assert "in fp32: node_linear" in let_in[0].route
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")  # OpenVINO asks torch in an old way
+def test_weights_alone_have_layers_too(tmp_path: Path) -> None:
+    rows = {"input": np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)}
+    whole = openvino.convert_model(torch.export.export(_make_fragile(), (torch.zeros(1, WIDTH),)))
+    openvino.save_model(whole, tmp_path / "fp32.xml", compress_to_fp16=False)
+    (weights,) = [each for each in quantise.list_quantisers("openvino") if each.variant == "weights"]
+    prepared = weights.prepare(tmp_path / "fp32.xml", rows, tmp_path)
+    assert len(prepared.layers) == 4
+    for kept in ((), prepared.layers[1:3]):
+        folder = tmp_path / str(len(kept))
+        folder.mkdir()
+        written = openvino.Core().read_model(prepared.write(kept, folder))
+        assert list_compressed(written) == tuple(each for each in prepared.layers if each not in kept)
 
 
 def test_the_notes_say_how_samples_were_split(fragile_engine: ferry.Engine) -> None:
@@ -99,14 +116,42 @@ def test_what_a_file_needs_of_its_runtime_is_in_its_configuration() -> None:
         assert each.parameters["INFERENCE_NUM_THREADS"] == str(each.num_threads)
 
 
+class Harm:
+    """A model whose answers are off by so much for each quantised layer; squares add up. It counts how often it is asked."""
+
+    def __init__(self, harm: dict[str, float]) -> None:
+        self.harm, self.num_asked = harm, 0
+
+    def __call__(self, kept: Collection[str], probe: dict[str, np.ndarray]) -> list[np.ndarray]:
+        self.num_asked += 1
+        return [np.ones(4) + math.sqrt(sum(each**2 for layer, each in self.harm.items() if layer not in kept))]
+
+
 def test_layers_are_ranked_by_what_quantising_them_alone_does() -> None:
-    harm = {"a": 0.1, "b": 3.0, "c": 0.5}
+    model = Harm({"a": 0.5, "b": 3.0, "c": 1.0})
+    assert [each.layer for each in rank_layers(tuple(model.harm), model, {}, math.inf)] == ["b", "c", "a"]
 
-    def answer(kept: list[str], probe: dict[str, np.ndarray]) -> list[np.ndarray]:
-        return [np.ones(4) + sum(harm[each] for each in harm if each not in kept)]
 
-    assert [each.layer for each in rank_layers(tuple(harm), answer, {}, math.inf)] == ["b", "c", "a"]
-    assert rank_layers(tuple(harm), answer, {}, 0.0) == []
+def test_the_few_layers_that_matter_are_found_in_few_looks_and_first() -> None:
+    harm = {str(at): 0.01 for at in range(100)} | {"17": 1.0, "60": 2.0, "61": 0.6}
+    model = Harm(harm)
+    assert [each.layer for each in rank_layers(tuple(harm), model, {}, math.inf)][:3] == ["60", "17", "61"]
+    assert model.num_asked < 50
+
+
+def test_when_the_time_is_up_what_is_known_so_far_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Harm({str(at): 0.01 for at in range(64)} | {"40": 1.0})
+    monkeypatch.setattr("tensorferry.optimization.layer_search.time.perf_counter", lambda: model.num_asked)
+    known = rank_layers(tuple(model.harm), model, {}, deadline=8)
+    assert "40" in [each.layer for each in known[:8]]
+    assert len(known) == 64
+    model.num_asked = 0
+    assert rank_layers(tuple(model.harm), model, {}, deadline=0) == []
+
+
+def test_a_layer_that_gives_nan_is_the_most_sensitive() -> None:
+    model = Harm({"a": 0.5, "b": math.nan, "c": 1.0})
+    assert [each.layer for each in rank_layers(tuple(model.harm), model, {}, math.inf)] == ["b", "c", "a"]
 
 
 @pytest.mark.parametrize("needed", [1, 5, 23])

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 import tensorferry as ferry
 from tensorferry.optimization.agreement import ask_original
 from tensorferry.optimization.build import FP32_DIFFERENCE, ScratchFolder, SearchOptions
+from tensorferry.optimization.candidates import Candidate
 from tensorferry.optimization.search import search
 from tensorferry.optimization.sources.torch import read_module
 from tensorferry.serve.core.config import read_config
@@ -266,3 +267,38 @@ def test_what_is_kept_of_the_original_is_measured_as_it_will_be_served() -> None
     assert kept.speed.latency_seconds > result.baseline.speed.latency_seconds
     assert result.chosen.speed.latency_seconds <= kept.speed.latency_seconds
     folder.remove()
+
+
+class _Negated:
+    """A runtime on a kernel that is wrong: its answers have the other sign."""
+
+    def __init__(self, runtime) -> None:
+        self.runtime, self.close = runtime, runtime.close
+
+    def new_runner(self):
+        runner = self.runtime.new_runner()
+
+        class Wrong:
+            close = runner.close
+
+            def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+                return [-each for each in runner.run(inputs, outputs)]
+
+        return Wrong()
+
+
+def test_an_accelerator_that_gives_other_answers_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Candidate.load
+
+    def load_somewhere(candidate: Candidate, signature: Signature):
+        runtime = load(replace(candidate, accelerator=""), signature)
+        return _Negated(runtime) if candidate.accelerator else runtime
+
+    monkeypatch.setattr("tensorferry.optimization.candidates.find_accelerators", lambda: ("cuda",))
+    monkeypatch.setattr(Candidate, "load", load_somewhere)
+    engine = ferry.optimize(make_rows_model(), make_rows(), precision="fp32", seconds=2)
+    (wrong,) = [each for each in engine.result.candidates if "cuda" in each.title.lower()]
+    assert not wrong.passed
+    assert "of the samples; 99 % are asked for" in wrong.verdict or "differs by" in wrong.verdict
+    assert "cuda" not in engine.result.chosen.title.lower()
+    engine.close()

@@ -174,21 +174,22 @@ def test_a_batch_that_takes_longer_does_not_hold_the_exit(start_server: Start, t
     server = start_server(tmp_path, "--exit-timeout-secs", "0.5")
     family = [server.process.pid, *children_of(server.process.pid)]
 
+    answers = []
+
     def ask() -> None:
         with contextlib.suppress(OSError):
-            fetch(f"http://{server.http}/v2/models/slow/infer", slow_body(), **slow_headers())
+            answers.append(fetch(f"http://{server.http}/v2/models/slow/infer", slow_body(), **slow_headers())[0])
 
     asker = threading.Thread(target=ask)
     asker.start()
     while b"ferry_requests_under_way 1.0" not in fetch(f"http://{server.http}/metrics")[1]:
         time.sleep(0.005)
     time.sleep(0.2)
-    started = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - started < 4
     asker.join()
+    assert 200 not in answers  # the model would have answered, had it been waited for
     assert "time to drain is over" in server.lines[-1]["message"]
-    end = time.monotonic() + 2
+    end = time.monotonic() + 20
     while any(Path(f"/proc/{pid}").exists() for pid in family):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -36,7 +36,7 @@ import sys
 from pathlib import Path
 import tensorferry.serve.server
 print([name for name in {heavy} if name in sys.modules])
-from tensorferry.serve.core.loading import Workshop
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.core.repository import Repository
 repository = Repository(Path({str(tmp_path)!r}), Workshop())
 repository.load_all()

@@ -13,7 +13,7 @@ _EXAMPLES = """examples:
   ferry deploy models/ --to charts/reviews                                  a Helm chart: one server, its models, its limits
   ferry deploy models/ --to charts/reviews --models s3://bucket/models      the server reads the models from a bucket
   ferry deploy pipeline.yaml --to charts/assistant                          several services, each scaled by itself
-  ferry deploy example reviews --to reviews/                                a complete pipeline to begin with; or brain
+  ferry deploy example reviews --to reviews/                                a complete pipeline to begin with; or brain, page
   ferry deploy image --models models/ --to Containerfile                    what the image is built from
   ferry deploy image --train --to Containerfile                             the same for trainings
   ferry deploy kserve models/ --storage s3://bucket/models --image registry.example.com/server:1 --to isvc/
@@ -48,6 +48,7 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     _add_kserve(kinds.add_parser("kserve", help="a ServingRuntime and an InferenceService for KServe"))
     _add_train(kinds.add_parser("train", help="a training, for Kubeflow's Trainer, JobSet or a plain Job"))
     _add_example(kinds.add_parser("example", help="a complete pipeline to begin with: trained, optimised, ready to serve"))
+    _add_keep(kinds.add_parser("keep", help="copy a run to a bucket as it grows, or bring it back; what pods of a training do"))
     _add_check(kinds.add_parser("check", help="say what a cluster would refuse of a chart or of manifests"))
 
 
@@ -126,13 +127,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=positive, default=1, metavar="N", help="processes of a node without GPUs (default 1)")
     parser.add_argument("--cpus", metavar="N", help="that a node is to have (default: one for each process)")
     parser.add_argument("--memory", metavar="SIZE", help="that a node may take, as 16Gi (default: from the budget, or a guess)")
-    parser.add_argument("--checkpoints", metavar="pvc:CLAIM", help="a claim that is there (default: one is written)")
-    parser.add_argument("--size", default="50Gi", help="of the claim that is written (default %(default)s)")
+    parser.add_argument(
+        "--checkpoints", metavar="WHERE", help="pvc:CLAIM, one that is there, or s3://bucket/runs (default: a claim is written)"
+    )
+    parser.add_argument("--size", default="50Gi", help="of that claim, or of a bucket's copy in the pod (default %(default)s)")
+    parser.add_argument("--credentials", metavar="SECRET", help="whose keys are variables for the bucket, as AWS_ACCESS_KEY_ID")
+    parser.add_argument("--service-account", metavar="NAME", help="of the pods, as one with a cloud's role")
     parser.add_argument("--queue", metavar="NAME", help="of Kueue, which lets the training begin")
     parser.add_argument(
         "--grace", type=positive, default=300, metavar="SECONDS", help="to finish a step and save (default %(default)s)"
     )
     parser.add_argument("--cluster-runtime", action="store_true", help="write a ClusterTrainingRuntime, for all namespaces")
+    parser.add_argument("--runtime", metavar="NAME", help="a ClusterTrainingRuntime that is there, as torch-distributed")
     parser.add_argument("--from", dest="start", metavar="START", help="as of `ferry train`, like all that follow")
     parser.add_argument("--data", metavar="PATH", help="in the pod; the claim is at /runs")
     parser.add_argument("--steps", type=positive, metavar="N", help="how many steps to train")
@@ -145,9 +151,16 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run_train)
 
 
+def _add_keep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of the run")
+    parser.add_argument("url", metavar="URL", help="its place in a bucket, as s3://bucket/runs/NAME")
+    parser.add_argument("--restore", action="store_true", help="bring the run back, where there is one, and end")
+    parser.set_defaults(run=_run_keep)
+
+
 def _add_example(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", help="reviews: from a text to a label; brain: from an MRI to volumes and a picture"
+        "name", metavar="NAME", help="reviews: from a text to a label; brain: from an MRI to volumes; page: from a scan to text"
     )
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="the new folder, with its pipeline.yaml")
     parser.add_argument("--steps", type=positive, metavar="N", help="how many steps to train (default: enough to be of use)")
@@ -251,18 +264,32 @@ def _run_train(options: argparse.Namespace) -> int:
     settings = tuple(read_pair(text) for text in options.set)
     if options.steps is not None:
         settings += (("steps", str(options.steps)),)
-    if options.cluster_runtime and options.kind != "trainjob":
-        raise BadOption(f"--cluster-runtime is for a TrainJob; leave it out with --kind {options.kind}")
+    for flag, value in (("--cluster-runtime", options.cluster_runtime), ("--runtime", options.runtime)):
+        if value and options.kind != "trainjob":
+            raise BadOption(f"{flag} is for a TrainJob; leave it out with --kind {options.kind}")
+    if options.cluster_runtime and options.runtime:
+        raise BadOption(f"--runtime {options.runtime} is there already; leave out --cluster-runtime, which writes one")
     same = ("recipe", "to", "image", "kind", "name", "nodes", "gpus", "workers", "cpus", "memory", "checkpoints", "size", "queue")
+    place = ("credentials", "service_account", "runtime")
     trained = ("start", "data", "every", "seed", "precision", "budget", "parallel")
     return deploy_training(
         JobOptions(
-            **{name: getattr(options, name) for name in (*same, *trained)},
+            **{name: getattr(options, name) for name in (*same, *place, *trained)},
             grace_seconds=options.grace,
             is_cluster_wide=options.cluster_runtime,
             settings=settings,
         )
     )
+
+
+def _run_keep(options: argparse.Namespace) -> int:
+    from tensorferry.deploy.bucket_run import keep_run, restore_run
+
+    if options.restore:
+        restore_run(options.url, options.folder)
+    else:
+        keep_run(options.folder, options.url)
+    return 0
 
 
 def _run_example(options: argparse.Namespace) -> int:

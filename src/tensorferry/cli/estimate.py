@@ -64,6 +64,14 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         help="ferry, or swap-all: swap everything, as TFLMS did (default %(default)s)",
     )
     parser.add_argument(
+        "--weights",
+        action="store_true",
+        help="where a step does not fit otherwise, weights, their gradients and the optimizer's state wait on the tier, too",
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="where nothing fits, say what would do slab by slab, within rounding; on CPUs"
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -126,7 +134,8 @@ def _run(options: argparse.Namespace) -> int:
     if len(options.on) != 1:
         how_many = "no machine was" if not options.on else f"{len(options.on)} machines were"
         raise BadOption(f"a cluster is of one kind of GPU, and {how_many} named; say which with --on, as in --on a100-80gb")
-    for name, asked in (("--max", options.largest), ("--policy swap-all", options.policy != "ferry")):
+    single = {"--max": options.largest, "--policy swap-all": options.policy != "ferry"}
+    for name, asked in (single | {"--weights": options.weights, "--stream": options.stream}).items():
         if asked:
             raise BadOption(f"{name} is for single machines; leave --gpus or {name.split()[0]} out")
     return _estimate_cluster(options)
@@ -181,6 +190,8 @@ def _estimate_machines(options: argparse.Namespace) -> int:
             largest=options.largest,
             policy=options.policy,
             changes=dict(_pair(text) for text in options.set),
+            weights=options.weights,
+            stream=options.stream,
         )
     if options.html is not None:
         found.save(options.html)

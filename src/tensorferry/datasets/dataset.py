@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.datasets.rows import Columns, JoinedRows, Places, Rows, join, read_batches
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.rows import Columns, JoinedRows, Places, Rows, choose_columns, join, read_batches
 from tensorferry.errors import BadData
 from tensorferry.extras import load_extra
 from tensorferry.messages import did_you_mean
 
-Kind: TypeAlias = Literal["number", "integer", "boolean", "category", "text", "label", "image", "volume", "audio", "other"]
-
 _SPLIT = re.compile(r"(?P<name>[\w-]+)(?:\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 _WHOLE_BATCH_ROWS = 65536  # at a time, where all rows are wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What one column holds."""
-
-    name: str
-    kind: Kind
-    dtype: str  # NumPy's name; "object" for texts
-    shape: tuple[int | None, ...] = ()  # of one value; None where it differs from row to row
-    labels: tuple[str, ...] = ()  # of kind label: what 0, 1, 2, ... stand for
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether values differ in shape; a batch of them is an array of arrays."""
-        return None in self.shape
 
 
 @dataclass(frozen=True)
@@ -76,7 +59,8 @@ class Dataset:
     def target(self) -> NDArray:
         """The values to predict, one a row."""
         name = self.require_target()
-        return np.concatenate([batch[name] for batch in self.read(_WHOLE_BATCH_ROWS)])
+        parts = [batch[name] for batch in self.only([name]).read(_WHOLE_BATCH_ROWS)]
+        return np.concatenate(parts) if parts else self.read_all()[name]
 
     @property
     def frame(self) -> Any:
@@ -99,8 +83,11 @@ class Dataset:
         for columns in self.read(size, seed=seed, epoch=epoch, drop_last=drop_last):
             yield self.present(columns)
 
-    def split(self, share: float, *, seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Two datasets without a common row, the first with that share of the rows; the same seed draws the same rows."""
+    def split(self, share: float, *, seed: int = 0, stratify: bool = False) -> tuple[Dataset, Dataset]:
+        """Two datasets without a common row, the first with that share of the rows; the same seed draws the same rows.
+
+        With `stratify` both have that share of every class of the target, and a class of at least two rows is in both.
+        """
         num_first = round(share * len(self))
         if not 0 < num_first < len(self):
             raise BadData(
@@ -108,14 +95,32 @@ class Dataset:
                 "choose one between 0 and 1"
             )
         order = np.random.default_rng(seed).permutation(len(self))
-        return self.select(order[:num_first]), self.select(order[num_first:])
+        is_first = np.zeros(len(self), bool)
+        if stratify:
+            is_first[_choose_from_each(self.target, order, share)] = True
+        else:
+            is_first[order[:num_first]] = True
+        return self.select(is_first), self.select(~is_first)
 
-    def select(self, places: Sequence[int] | Places) -> Dataset:
-        """The rows at these places, in ascending order."""
-        chosen = np.unique(np.asarray(places, np.int64))
+    def select(self, places: Sequence[int] | NDArray) -> Dataset:
+        """The rows at these places, or those where an array of a boolean a row is true; in ascending order, each once."""
+        given = np.asarray(places)
+        if given.dtype == bool:
+            if given.shape != (len(self),):
+                raise BadData(f"expected a boolean for each of {len(self):,} rows, received an array of shape {given.shape}")
+            given = np.flatnonzero(given)
+        if given.size and given.dtype.kind not in "iu":
+            raise BadData(f"expected the numbers of rows, counted from 0, received {given.ravel()[0].item()!r}")
+        chosen = np.unique(given.astype(np.int64))
         if len(chosen) and (chosen[0] < 0 or chosen[-1] >= len(self)):
-            raise BadData(f"{self.name} has no row {int(chosen[-1])}; its {len(self):,} rows are counted from 0")
+            wrong = int(chosen[0] if chosen[0] < 0 else chosen[-1])
+            raise BadData(f"{self.name} has no row {wrong}; its {len(self):,} rows are counted from 0")
         return replace(self, places=chosen if self.places is None else self.places[chosen])
+
+    def only(self, names: Collection[str]) -> Dataset:
+        """The same rows with these columns alone; the others are not read where that can be helped."""
+        columns = tuple(column for column in self.columns if column.name in names)
+        return replace(self, rows=choose_columns(self.rows, names), columns=columns)
 
     def with_target(self, name: str) -> Dataset:
         """The same rows, to predict another column."""
@@ -172,6 +177,17 @@ class Dataset:
             names = ", ".join(column.name for column in self.columns)
             raise BadData(f"{self.name} has no target; choose one of its columns with target=...: {names}")
         return self.target_name
+
+
+def _choose_from_each(target: NDArray, order: NDArray, share: float) -> NDArray:
+    """The places of about that share of the rows of every class, in a given order."""
+    words = target.astype(str) if target.dtype == object else target
+    _, classes = np.unique(words, return_inverse=True)
+    chosen = []
+    for number in range(int(classes.max()) + 1):
+        rows = order[classes[order] == number]
+        chosen.append(rows[: min(max(1, round(share * len(rows))), max(1, len(rows) - 1))])
+    return np.concatenate(chosen)
 
 
 def join_splits(splits: dict[str, Dataset]) -> Dataset:

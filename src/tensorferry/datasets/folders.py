@@ -1,6 +1,6 @@
 """Files of the user's: tables, pictures in a folder a class, volumes, TFRecords, sets prepared by TFDS or Hugging Face."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets import tables
-from tensorferry.datasets.dataset import Column, Dataset
-from tensorferry.datasets.rows import Columns
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.dataset import Dataset
+from tensorferry.datasets.rows import ArrayRows, Columns, Rows
 from tensorferry.datasets.tfrecords import RECORD_SUFFIXES, read_prepared, read_records
 from tensorferry.errors import BadData
 from tensorferry.recipes.data.images import HELD_OUT_FOLDERS, fit_image, open_picture
@@ -45,6 +46,10 @@ class PictureRows:
         pixels = np.asarray(picture) if self.size is None else fit_image(picture, *self.size)
         image = pixels[None] if self.size else one_value(pixels)
         return {"image": image, **{name: values[number : number + 1] for name, values in self.others.items()}}
+
+    def only(self, names: Collection[str]) -> Rows:
+        """What else is known, without opening a picture."""
+        return self if "image" in names else ArrayRows(self.others)
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def read_path(path: Path, size: ImageSize | None = None) -> dict[str, Dataset]:
         return {"all": _read_volumes(path)}
     if records := [each for each in files if _is_records(each)]:
         return _by_split(records, path)
-    if found_tables := [each for each in files if each.suffix in tables.SUFFIXES]:
+    if found_tables := [each for each in files if each.suffix.lower() in tables.SUFFIXES]:
         return _by_split(found_tables, path)
     return {"all": read_class_folders(path, size)}
 
@@ -125,7 +130,7 @@ def one_value(array: NDArray) -> NDArray:
 def _read_file(path: Path) -> Dataset:
     if _is_records(path):
         return read_records([path], path.stem)
-    if path.suffix not in tables.SUFFIXES:
+    if path.suffix.lower() not in tables.SUFFIXES:
         raise BadData(f"cannot tell what {str(path)!r} is; expected {_EXPECTED}")
     return tables.read_tables([path], path.stem)
 

@@ -55,7 +55,7 @@ def _read(
         return read_path(Path(name).expanduser(), size), None
     card = find_card(str(name))
     if card.is_original:
-        return originals.READERS[card.reader](card, find_folder(card, folder), size), card.target
+        return originals.read_original(card, find_folder(card, folder), size), card.target
     if size is not None:
         raise BadData(f"{card.name!r} holds no pictures in files to bring to a size; leave image_size out")
     return packaged.READERS[card.reader](card, check), card.target

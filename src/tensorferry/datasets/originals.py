@@ -2,10 +2,8 @@
 
 import csv
 import json
-import wave
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets.catalog import DatasetCard
-from tensorferry.datasets.dataset import Column, Dataset
-from tensorferry.datasets.folders import ImageSize, list_pictures, make_pictures, one_value, read_class_folders
-from tensorferry.datasets.rows import ArrayRows, Columns, JoinedRows
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.dataset import Dataset
+from tensorferry.datasets.folders import ImageSize, list_pictures, make_pictures, read_class_folders
+from tensorferry.datasets.recordings import NoteRows
+from tensorferry.datasets.rows import ArrayRows, JoinedRows
 from tensorferry.datasets.text_lines import LineRows
 from tensorferry.datasets.tfrecords import read_records, read_sequences
 from tensorferry.errors import BadData
-from tensorferry.messages import first_line
+from tensorferry.messages import first_line, kind_and_first_line
 
 Splits: TypeAlias = dict[str, Dataset]
 Reader: TypeAlias = Callable[[DatasetCard, Path, ImageSize | None], Splits]
@@ -178,30 +178,6 @@ def _read_wmt(card: DatasetCard, folder: Path, size: ImageSize | None) -> Splits
     return splits
 
 
-@dataclass(frozen=True)
-class NoteRows:
-    """Recordings of single notes, read one by one."""
-
-    paths: Sequence[Path]
-    others: Columns
-
-    @property
-    def block_sizes(self) -> Sequence[int]:
-        """A block a file."""
-        return [1] * len(self.paths)
-
-    def read_block(self, number: int) -> Columns:
-        """One recording, as samples between -1 and 1."""
-        path = self.paths[number]
-        try:
-            with wave.open(str(path)) as file:
-                frames = np.frombuffer(file.readframes(file.getnframes()), "<i2")
-        except (wave.Error, EOFError, OSError) as error:
-            raise BadData(f"cannot read {str(path)!r} as a WAV file: {first_line(error)}") from error
-        audio = one_value((frames / np.float32(2**15)).astype(np.float32))
-        return {"audio": audio, **{name: values[number : number + 1] for name, values in self.others.items()}}
-
-
 def _read_nsynth(card: DatasetCard, folder: Path, size: ImageSize | None) -> Splits:
     """Single notes of instruments, 4 s at 16 kHz."""
     _refuse_size(card, size)
@@ -250,6 +226,21 @@ READERS: dict[str, Reader] = {
     "bair_robot_pushing_small": _read_bair,
     "starcraft_video": _read_starcraft,
 }
+
+
+def read_original(card: DatasetCard, folder: Path, size: ImageSize | None) -> Splits:
+    """The splits of an original whose files are in a folder; raises `BadData`."""
+    try:
+        return READERS[card.reader](card, folder, size)
+    except OSError as error:
+        raise BadData(f"{card.name!r}: cannot read {str(error.filename or folder)!r}: {error.strerror or error}") from error
+    except BadData:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError) as error:  # what another layout than the makers' leads to
+        raise BadData(
+            f"{card.name!r}: a file in {str(folder)!r} is damaged or of another version ({kind_and_first_line(error)}); "
+            f"expected {'; '.join(card.layout)}"
+        ) from error
 
 
 def _require(card: DatasetCard, path: Path) -> Path:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets.catalog import DatasetCard, find_card
-from tensorferry.datasets.dataset import Column, Dataset
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.dataset import Dataset
 from tensorferry.datasets.homes import find_file, find_home
 from tensorferry.datasets.moving_mnist import MovingDigits
 from tensorferry.datasets.rows import ArrayRows, Columns

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorferry.datasets.dataset import Column, Dataset
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.dataset import Dataset
 from tensorferry.datasets.rows import Columns
 from tensorferry.errors import BadData
 from tensorferry.messages import first_line

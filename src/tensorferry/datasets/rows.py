@@ -5,10 +5,12 @@ steps: the blocks first, then all rows of as many blocks as fit a window. So a s
 order follows from a seed and an epoch alone, and a set that fits the window is shuffled as a whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,6 @@ Columns: TypeAlias = Mapping[str, NDArray]  # a value a row, by the column's nam
 Places: TypeAlias = NDArray[np.int64]  # numbers of rows
 
 WINDOW_NBYTES = 64 * 2**20
-_TEXT_NBYTES = 64  # of a value that is a Python object: more than most take
 
 
 class Rows(Protocol):
@@ -29,6 +30,14 @@ class Rows(Protocol):
 
     def read_block(self, number: int) -> Columns:
         """The rows of one block; the caller does not write to them."""
+
+
+@runtime_checkable
+class ColumnwiseRows(Protocol):
+    """A source of rows that some columns can be read of without the others."""
+
+    def only(self, names: Collection[str]) -> Rows:
+        """The same rows in the same order, with at least these columns, and in blocks of any size."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,10 @@ class ArrayRows:
         """All of them."""
         return self.columns
 
+    def only(self, names: Collection[str]) -> Rows:
+        """The rows without the other columns."""
+        return ArrayRows({name: values for name, values in self.columns.items() if name in names})
+
 
 @dataclass(frozen=True)
 class JoinedRows:
@@ -53,18 +66,24 @@ class JoinedRows:
 
     parts: Sequence[Rows]
 
-    @property
+    @cached_property
     def block_sizes(self) -> Sequence[int]:
         """The blocks of all parts."""
         return [size for part in self.parts for size in part.block_sizes]
 
+    @cached_property
+    def _first_blocks(self) -> NDArray[np.int64]:
+        """The number of each part's first block, and how many there are in all."""
+        return np.cumsum([0, *(len(part.block_sizes) for part in self.parts)])
+
     def read_block(self, number: int) -> Columns:
         """A block of the part that it belongs to."""
-        for part in self.parts:
-            if number < len(part.block_sizes):
-                return part.read_block(number)
-            number -= len(part.block_sizes)
-        raise IndexError(number)
+        part = int(np.searchsorted(self._first_blocks, number, side="right")) - 1
+        return self.parts[part].read_block(number - int(self._first_blocks[part]))
+
+    def only(self, names: Collection[str]) -> Rows:
+        """The rows of all parts without the other columns, where a part can leave them out."""
+        return JoinedRows([choose_columns(part, names) for part in self.parts])
 
 
 @dataclass(frozen=True)
@@ -106,6 +125,11 @@ def read_batches(
         yield join(parts)
 
 
+def choose_columns(rows: Rows, names: Collection[str]) -> Rows:
+    """The same rows; columns that are not named are not read, where the source can do without."""
+    return rows.only(names) if isinstance(rows, ColumnwiseRows) else rows
+
+
 def take(columns: Columns, places: Places) -> Columns:
     """Some rows."""
     return {name: values[places] for name, values in columns.items()}
@@ -130,7 +154,7 @@ def _make_windows(rows: Rows, places: Places | None, rng: np.random.Generator | 
             continue
         columns = rows.read_block(block)
         parts.append(_Window(columns, wanted))
-        nbytes += _count_nbytes(columns)
+        nbytes += count_nbytes(columns)
         if nbytes >= window_nbytes:
             yield _merge(parts)
             parts, nbytes = [], 0
@@ -151,8 +175,22 @@ def _merge(parts: list[_Window]) -> _Window:
     return _Window(columns, np.arange(sum(len(part.places) for part in parts)))
 
 
-def _count_nbytes(columns: Columns) -> int:
-    return sum(values.size * (_TEXT_NBYTES if values.dtype == object else values.itemsize) for values in columns.values())
+def count_nbytes(columns: Columns) -> int:
+    """How many bytes of memory rows take, what objects point to included."""
+    return sum(
+        values.nbytes if values.dtype != object else values.nbytes + sum(map(_count_value, values.flat))
+        for values in columns.values()
+    )
+
+
+def _count_value(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sys.getsizeof(value) + sum(map(_count_value, value))
+    if isinstance(value, dict):
+        return sys.getsizeof(value) + sum(map(_count_value, value.values()))
+    return 0 if value is None else sys.getsizeof(value)
 
 
 def _read_ahead(windows: Iterator[_Window]) -> Iterator[_Window]:

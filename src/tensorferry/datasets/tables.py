@@ -7,25 +7,26 @@ which is found again by the file's path, size and time of change.
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.datasets.dataset import Column, Dataset, Kind
+from tensorferry.datasets.column import Column, Kind
+from tensorferry.datasets.dataset import Dataset
 from tensorferry.datasets.rows import ArrayRows, Columns, JoinedRows
+from tensorferry.datasets.text_tables import convert_text, read_text
 from tensorferry.errors import BadData
 from tensorferry.extras import load_extra
 from tensorferry.messages import first_line
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-_MISSING = ["", "?", "#N/A", "N/A", "NA", "NaN", "nan", "NULL", "null", "None"]
 _IN_MEMORY_NBYTES = 64 * 2**20  # a file up to this size is read whole
-_BLOCK_NBYTES = 8 * 2**20  # of a text file, parsed at a time
 _MAX_CATEGORIES = 1000  # a column of texts with more different ones is a name or a note
 _DROPPED = ("__index_level_0__", "")  # the numbers that a data frame gave its rows
 
@@ -34,14 +35,21 @@ _DROPPED = ("__index_level_0__", "")  # the numbers that a data frame gave its r
 class BlockRows:
     """Rows in a file of blocks."""
 
+    path: Path
     block_sizes: Sequence[int]
-    read_arrow: Callable[[int], Any]  # a block as an Arrow table
+    read_arrow: Callable[[int, list[str]], Any]  # columns of a block as an Arrow table
     columns: tuple[Column, ...]
 
     def read_block(self, number: int) -> Columns:
         """One block as arrays."""
-        table = self.read_arrow(number)
-        return {column.name: _to_array(table[column.name], column.dtype) for column in self.columns}
+        first = sum(self.block_sizes[:number])
+        with _naming(self.path, f" (rows {first:,} to {first + self.block_sizes[number] - 1:,})"):
+            table = self.read_arrow(number, [column.name for column in self.columns])
+            return {column.name: _to_array(table[column.name], column.dtype) for column in self.columns}
+
+    def only(self, names: Collection[str]) -> "BlockRows":
+        """The rows without the other columns."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
 def read_tables(paths: Sequence[Path], name: str) -> Dataset:
@@ -56,6 +64,7 @@ def read_tables(paths: Sequence[Path], name: str) -> Dataset:
 
 def dataset_from_arrow(table: Any, name: str) -> Dataset:
     """The rows of an Arrow table that is in memory."""
+    _check_names(name, table.column_names)
     table = table.select([each for each in table.column_names if each not in _DROPPED])
     columns = _describe(table.schema, {each for each in table.column_names if table[each].null_count}, [table])
     return Dataset(name, ArrayRows({each.name: _to_array(table[each.name], each.dtype) for each in columns}), columns)
@@ -63,75 +72,55 @@ def dataset_from_arrow(table: Any, name: str) -> Dataset:
 
 def read_file(path: Path, suffix: str | None = None) -> Dataset:
     """The rows of one file; `suffix` says what it is where its name does not."""
-    suffix = suffix or path.suffix
+    suffix = (suffix or path.suffix).lower()
     with _naming(path):
         nbytes = path.stat().st_size
         if suffix == ".parquet":
             return _open_parquet(path, nbytes)
         if suffix == ".arrow":
-            return _open_arrow(path)
+            return _open_arrow(path, path.name)
         if nbytes <= _IN_MEMORY_NBYTES:
-            return _checked(path, dataset_from_arrow(_read_text(path, suffix), path.name))
-        return _open_arrow(_convert(path))
+            return _checked(path, dataset_from_arrow(read_text(path, suffix), path.name))
+        return _open_arrow(_convert(path, suffix), path.name)
 
 
 def _open_parquet(path: Path, nbytes: int) -> Dataset:
     parquet = load_extra("pyarrow.parquet", "reading Parquet files", "datasets")
-    if nbytes <= _IN_MEMORY_NBYTES:
-        return _checked(path, dataset_from_arrow(parquet.read_table(path, partitioning=None), path.name))
     file = parquet.ParquetFile(path)
+    _check_names(path.name, file.schema_arrow.names)
+    if nbytes <= _IN_MEMORY_NBYTES:
+        return _checked(path, dataset_from_arrow(file.read(), path.name))
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     nullable = set()
     for group in groups:
         chunks = (group.column(place) for place in range(group.num_columns))
         counted = {chunk.path_in_schema: chunk.statistics for chunk in chunks}
         nullable |= {name for name, found in counted.items() if found is None or not found.has_null_count or found.null_count}
-    columns = _describe(file.schema_arrow, nullable, [file.read_row_group(0)])
-    return Dataset(path.name, BlockRows([group.num_rows for group in groups], file.read_row_group, columns), columns)
+    columns = _describe(file.schema_arrow, nullable, [file.read_row_group(0)] if groups else [])
+    rows = BlockRows(path, [group.num_rows for group in groups], file.read_row_group, columns)
+    return _checked(path, Dataset(path.name, rows, columns))
 
 
-def _open_arrow(path: Path) -> Dataset:
+def _open_arrow(path: Path, name: str) -> Dataset:
     ipc = load_extra("pyarrow.ipc", "reading Arrow files", "datasets")
     pa = _arrow()
     try:
         file = ipc.open_file(pa.memory_map(str(path)))
     except pa.ArrowInvalid:  # a stream, as Hugging Face writes them
-        return _checked(path, dataset_from_arrow(ipc.open_stream(pa.memory_map(str(path))).read_all(), path.name))
+        return _checked(path, dataset_from_arrow(ipc.open_stream(pa.memory_map(str(path))).read_all(), name))
+    _check_names(name, file.schema.names)
     blocks = [file.get_batch(number) for number in range(file.num_record_batches)]  # mapped: nothing is read yet
     nullable = {name for block in blocks for name in block.schema.names if block.column(name).null_count}
     columns = _describe(file.schema, nullable, blocks[:1])
-    read = ipc.open_file(pa.OSFile(str(path))).get_batch  # not mapped: pages of the file would count as the process's memory
-    return Dataset(path.name, BlockRows([block.num_rows for block in blocks], read, columns), columns)
+    unmapped = ipc.open_file(pa.OSFile(str(path)))  # pages of a mapped file would count as the process's memory
+
+    def read(number: int, names: list[str]) -> Any:
+        return unmapped.get_batch(number).select(names)
+
+    return _checked(path, Dataset(name, BlockRows(path, [block.num_rows for block in blocks], read, columns), columns))
 
 
-def _read_text(path: Path, suffix: str) -> Any:
-    """A CSV, TSV or JSON lines file as an Arrow table."""
-    if suffix == ".jsonl":
-        return load_extra("pyarrow.json", "reading JSON lines", "datasets").read_json(path)
-    return _csv().read_csv(path, **_csv_options(suffix))
-
-
-def _stream_text(path: Path) -> Any:
-    """The same file as a reader of record batches, all with the types that the first one shows."""
-    if path.suffix == ".jsonl":
-        json = load_extra("pyarrow.json", "reading JSON lines", "datasets")
-        return json.open_json(path, read_options=json.ReadOptions(block_size=_BLOCK_NBYTES))
-    return _csv().open_csv(path, read_options=_csv().ReadOptions(block_size=_BLOCK_NBYTES), **_csv_options(path.suffix))
-
-
-def _csv_options(suffix: str) -> dict[str, Any]:
-    csv = _csv()
-    return {
-        "parse_options": csv.ParseOptions(delimiter="\t" if suffix == ".tsv" else ",", newlines_in_values=True),
-        "convert_options": csv.ConvertOptions(null_values=_MISSING, strings_can_be_null=True, quoted_strings_can_be_null=False),
-    }
-
-
-def _csv() -> Any:
-    return load_extra("pyarrow.csv", "reading CSV files", "datasets")
-
-
-def _convert(path: Path) -> Path:
+def _convert(path: Path, suffix: str) -> Path:
     """The Arrow file of a large text file, written unless it is there."""
     found = path.stat()
     key = hashlib.sha256(f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}".encode()).hexdigest()[:32]
@@ -140,11 +129,8 @@ def _convert(path: Path) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{secrets.token_hex(8)}.part")
-    ipc = load_extra("pyarrow.ipc", "reading large text files", "datasets")
     try:
-        with _stream_text(path) as batches, ipc.new_file(str(part), batches.schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
+        convert_text(path, suffix, part)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -171,7 +157,9 @@ def _describe(schema: Any, nullable: set[str], sample: Iterable[Any]) -> tuple[C
 def _describe_column(field: Any, nullable: bool, sample: list[Any]) -> Column:
     types = _arrow().types
     if types.is_boolean(field.type):
-        return Column(field.name, "number", "float64") if nullable else Column(field.name, "boolean", "bool")
+        return Column(field.name, "boolean", "object" if nullable else "bool")
+    if types.is_timestamp(field.type) or types.is_date(field.type):
+        return Column(field.name, "time", "datetime64[us]")
     if types.is_integer(field.type):
         return Column(field.name, "number", "float64") if nullable else Column(field.name, "integer", "int64")
     if types.is_floating(field.type) or types.is_decimal(field.type) or types.is_null(field.type):
@@ -195,9 +183,15 @@ def _to_array(values: Any, dtype: str) -> NDArray:
         flat = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         return flat.flatten().to_numpy(zero_copy_only=False).reshape(len(flat), -1)
     if dtype == "object":
-        texts = values if pa.types.is_nested(values.type) else values.cast(pa.large_string())
+        is_kept = pa.types.is_nested(values.type) or pa.types.is_boolean(values.type)
+        texts = values if is_kept else values.cast(pa.large_string())
         return np.asarray([*texts.to_pylist(), None], object)[:-1]  # the None keeps lists from becoming a second axis
     return values.cast(pa.from_numpy_dtype(np.dtype(dtype)), safe=False).to_numpy(zero_copy_only=False)
+
+
+def _check_names(table: str, names: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(names).items() if count > 1 and name not in _DROPPED]:
+        raise BadData(f"{table} has two columns {twice[0]!r}; call one of them otherwise")
 
 
 def _checked(path: Path, dataset: Dataset) -> Dataset:
@@ -222,14 +216,14 @@ def _difference(columns: tuple[Column, ...], expected: tuple[Column, ...]) -> st
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _naming(path: Path, place: str = "") -> Iterator[None]:
     """Errors of Arrow and of the system become `BadData` that names the file."""
     try:
         yield
     except OSError as error:
-        raise BadData(f"cannot read {str(path)!r}: {error.strerror or first_line(error)}") from error
+        raise BadData(f"cannot read {str(path)!r}{place}: {error.strerror or first_line(error)}") from error
     except (_arrow().ArrowException, UnicodeDecodeError) as error:
-        raise BadData(f"cannot read {str(path)!r} as a table: {first_line(error)}") from error
+        raise BadData(f"cannot read {str(path)!r} as a table{place}: {first_line(error)}") from error
 
 
 def _arrow() -> Any:

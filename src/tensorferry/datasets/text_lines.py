@@ -1,6 +1,6 @@
 """Text files, a row a line; several files with as many lines each are columns beside one another."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.datasets.rows import Columns
+from tensorferry.datasets.rows import Columns, Rows
 from tensorferry.errors import BadData
 
 _BLOCK_LINES = 4096
@@ -43,6 +43,12 @@ class LineRows:
     def read_block(self, number: int) -> Columns:
         """Some lines, without their ends."""
         return {name: self._read(name, number) for name in self.paths}
+
+    def only(self, names: Collection[str]) -> Rows:
+        """The lines of these files; all where none is named."""
+        return (
+            LineRows({name: path for name, path in self.paths.items() if name in names}) if set(names) & set(self.paths) else self
+        )
 
     def _read(self, name: str, number: int) -> NDArray:
         start, stop = self._starts[name][number : number + 2]

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.datasets.dataset import Column, Dataset
+from tensorferry.datasets.column import Column
+from tensorferry.datasets.dataset import Dataset
 from tensorferry.datasets.rows import Columns, JoinedRows
 from tensorferry.errors import BadData, MissingExtra
 from tensorferry.extras import load_extra, missing_extra

@@ -1,16 +1,16 @@
 """A dataset as PyTorch's loaders take it."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-if TYPE_CHECKING:
-    from tensorferry.datasets.dataset import Dataset
+from tensorferry.datasets.column import BatchSource
 
 _BLOCK_ROWS = 1024  # read at a time where single rows are asked for
+_MAX_WORKERS = 1024  # of one loader
 
 
 class IterableRows(IterableDataset):
@@ -19,14 +19,27 @@ class IterableRows(IterableDataset):
     With several worker processes each takes every n-th row of the set, so that no row comes twice.
     """
 
-    def __init__(self, dataset: "Dataset", batch: int | None, seed: int | None) -> None:
+    def __init__(self, dataset: BatchSource, batch: int | None, seed: int | None) -> None:
         super().__init__()
         self.dataset, self.batch, self.seed = dataset, batch, seed
-        self.epoch = 0  # set it to begin at another epoch
+        # a loader starts new workers for every epoch, with copies of this object: what they count stands in shared memory,
+        # a place for each of them and the first for rows that are read in this process
+        self._epochs = torch.zeros(1 + _MAX_WORKERS, dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that comes next; set it to begin at another one."""
+        return int(self._epochs.max())
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._epochs.fill_(number)
 
     def __iter__(self) -> Iterator[Any]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
         worker = get_worker_info()
+        place = 0 if worker is None else 1 + worker.id
+        epoch = int(self._epochs[place])
+        self._epochs[place] += 1
         dataset = (
             self.dataset if worker is None else self.dataset.select(np.arange(worker.id, len(self.dataset), worker.num_workers))
         )
@@ -43,6 +56,8 @@ def _to_tensors(value: Any) -> Any:
         return tuple(map(_to_tensors, value))
     if isinstance(value, dict):
         return {name: _to_tensors(part) for name, part in value.items()}
+    if value.dtype.kind == "M":
+        value = value.astype(np.int64)  # microseconds since 1970
     return value if value.dtype == object else torch.from_numpy(np.require(value, requirements=("C", "W")))
 
 

@@ -20,7 +20,6 @@ from tensorferry.text import printable
 
 CHART_VERSION = "0.1.0"
 _PORT = 8000  # of REST, in every chart
-_NAME_LABEL = "app.kubernetes.io/name"
 _URL = re.compile(r"[a-z0-9]+://[^\s@/][^\s@]*")
 
 
@@ -56,7 +55,7 @@ def make_chart(options: ChartOptions, name: str, role: PipelineRole = PipelineRo
         models=source | {"cache_size": size.cache_size},
         trust=options.trust,
         remotes=[{"service": each, "port": _PORT, "models": sorted(found)} for each, found in role.remotes.items()],
-        allowed=[{"podSelector": {"matchLabels": {_NAME_LABEL: caller}}} for caller in role.callers],
+        callers=role.callers,
         replicas=options.replicas,
         gpus=options.gpus,
         cpu=size.cpu,
@@ -104,9 +103,14 @@ def fill(template: str, **values: Any) -> str:
     """A file of `files/` with its values filled in."""
     from jinja2 import Environment, StrictUndefined  # here, so that a program that writes no chart does not load it
 
-    text = (files("tensorferry.deploy") / "files" / template).read_text("utf-8")
+    text = read_file(template)
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text).render(values)
+
+
+def read_file(name: str) -> str:
+    """A file of `files/` as it is."""
+    return (files("tensorferry.deploy") / "files" / name).read_text("utf-8")
 
 
 def _list_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -38,7 +38,8 @@ def write_image(options: ImageOptions) -> None:
     split_image(base)
     ours = _choose_ours(options.wheel, options.has_digests)
     extras = {*options.extras, *choose_extras(models.steps if models else ())}
-    packages = list_packages(models.formats if models else (), extras, is_for_training=options.is_for_training)
+    asked = models.requirements if models else ()
+    packages = list_packages(models.formats if models else (), extras, asked, is_for_training=options.is_for_training)
     pinned = add_digests(packages) if options.has_digests else packages
     title = "tensorferry training" if options.is_for_training else "tensorferry server"
     names = [printable(each) for each in models.names] if models else []

@@ -23,6 +23,7 @@ from tensorferry.extras import missing_extra
 from tensorferry.text import printable
 
 _READY_SECONDS = 600.0
+_STOP_SECONDS = 60.0
 _ASK_SECONDS = 0.7  # for each model
 _MAX_LOG_NBYTES = 2**20
 _LISTENS = re.compile(r"HTTP on http://([^\s\"]+)")
@@ -59,12 +60,17 @@ def _measure_server(process: subprocess.Popen[bytes], log: IO[bytes], start: flo
         return Footprint(sum(map(_peak_nbytes, _tree(process.pid))), load_seconds, cores, not_asked)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
     ended = False
-    while True:
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end:
         # read from the start each time, at an offset of our own: the server writes where the file's stands
         text = os.pread(log.fileno(), _MAX_LOG_NBYTES, 0).decode(errors="replace")
         found = _LISTENS.search(text)
@@ -75,6 +81,7 @@ def _wait_for_address(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
             raise BadModel(f"the models cannot be measured, the server ended: {printable(said).removeprefix('ferry: ')}")
         ended = process.poll() is not None
         time.sleep(0.02)
+    raise BadModel(f"the models cannot be measured, the server did not begin within {_READY_SECONDS:g} seconds")
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:

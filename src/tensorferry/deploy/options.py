@@ -75,11 +75,14 @@ class JobOptions:
     workers: int = 1  # processes of a node without GPUs
     cpus: str | None = None  # of a node; None: one for each process
     memory: str | None = None  # of a node; None: a guess
-    checkpoints: str | None = None  # pvc:CLAIM; None: a claim is written as well
-    size: str = "50Gi"  # of that claim
+    checkpoints: str | None = None  # pvc:CLAIM, or an address in a bucket; None: a claim is written as well
+    size: str = "50Gi"  # of that claim, or of the room for what is in the bucket
+    credentials: str | None = None  # a secret whose keys are variables for the bucket
+    service_account: str | None = None  # of the pods, as one with a cloud's role
     queue: str | None = None  # of Kueue
     grace_seconds: int = 300  # to finish a step and to save
     is_cluster_wide: bool = False  # the runtime of a TrainJob, for all namespaces
+    runtime: str | None = None  # a ClusterTrainingRuntime that is there; None: one is written
     start: str | None = None
     data: str | None = None  # a path in the pod
     settings: tuple[tuple[str, str], ...] = ()

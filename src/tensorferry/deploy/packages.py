@@ -4,12 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from tensorferry.errors import BadOption, MissingExtra
+from tensorferry.errors import BadModel, BadOption, MissingExtra
 from tensorferry.extras import install_command
 from tensorferry.text import printable
 
@@ -44,10 +44,12 @@ def choose_extras(kinds: Iterable[str]) -> set[str]:
     return {_STEP_EXTRAS[each] for each in kinds if each in _STEP_EXTRAS}
 
 
-def list_packages(formats: Iterable[str], extras: Iterable[str], *, is_for_training: bool = False) -> list[Package]:
+def list_packages(
+    formats: Iterable[str], extras: Iterable[str], requirements: Collection[str] = (), *, is_for_training: bool = False
+) -> list[Package]:
     """Everything beside ourselves that a server for these formats needs; without formats, both of the runtimes for files.
 
-    For a training: what trains the recipes that come with us, on torch.
+    For a training: what trains the recipes that come with us, on torch. Requirements are those of models in Python.
     """
     formats = set(formats)
     base = ("torch", "train", "recipes") if is_for_training else ("serve",)
@@ -59,22 +61,42 @@ def list_packages(formats: Iterable[str], extras: Iterable[str], *, is_for_train
         raise BadOption(f"there is no extra {unknown[0]!r}; there are {', '.join(sorted(known))}")
     found: dict[str, str] = {}
     for extra in sorted(wanted):
-        _follow(_OURS, frozenset([extra]), extra, left_out, found)
+        _follow(_OURS, frozenset([extra]), install_command(extra), left_out, found)
+    # the server reads them as well, to say what is missing
+    for text in sorted([*requirements, "packaging"] if requirements else []):
+        _add(*_read_requirement(text), f"pip install '{printable(text)}'", set(), found)
     return [Package(name, found[name]) for name in sorted(found)]
 
 
-def _follow(name: str, extras: frozenset[str], extra: str, left_out: set[str], found: dict[str, str]) -> None:
+def _follow(name: str, extras: frozenset[str], command: str, left_out: set[str], found: dict[str, str]) -> None:
     for wanted, more in _requirements(name, extras):
-        if wanted == _OURS or wanted in left_out or (wanted in found and not more):
-            continue
-        is_new = wanted not in found
-        try:
-            found[wanted] = metadata.version(wanted)
-        except metadata.PackageNotFoundError:
-            text = f"{wanted} is not installed here, so its version is not known: {install_command(extra)}"
-            raise MissingExtra(text) from None
-        if (is_new or more) and wanted not in _WEIGHTS:
-            _follow(wanted, more, extra, left_out, found)
+        _add(wanted, more, command, left_out, found)
+
+
+def _add(wanted: str, more: frozenset[str], command: str, left_out: set[str], found: dict[str, str]) -> None:
+    """A package with these extras of its own, and all that they need; `command` would install what is not here."""
+    if wanted == _OURS or wanted in left_out or (wanted in found and not more):
+        return
+    is_new = wanted not in found
+    try:
+        found[wanted] = metadata.version(wanted)
+    except metadata.PackageNotFoundError:
+        raise MissingExtra(f"{wanted} is not installed here, so its version is not known: {command}") from None
+    if (is_new or more) and wanted not in _WEIGHTS:
+        _follow(wanted, more, command, left_out, found)
+
+
+def _read_requirement(text: str) -> tuple[str, frozenset[str]]:
+    """A package and its extras; one that is not meant for here is one of ours, which is left out. Raises BadModel."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement:
+        raise BadModel(f"a model asks for {printable(text)!r}, which is no package; write its name, as numpy>=2") from None
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return _OURS, frozenset()
+    return re.sub(r"[-_.]+", "-", requirement.name).lower(), frozenset(requirement.extras)
 
 
 def _requirements(name: str, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:

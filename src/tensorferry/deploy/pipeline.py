@@ -4,12 +4,13 @@ The services are started here once, as `ferry serve pipeline.yaml` does: that te
 callers have to know before it is there, and what each service needs.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorferry import __version__
-from tensorferry.deploy.chart import CHART_VERSION, PipelineRole, fill, make_chart
+from tensorferry.deploy.chart import CHART_VERSION, PipelineRole, fill, make_chart, read_file
 from tensorferry.deploy.folder import check_target, write_folder
 from tensorferry.deploy.names import check_name, split_image
 from tensorferry.deploy.options import ChartOptions, PipelineOptions
@@ -46,11 +47,27 @@ def write_pipeline_chart(options: PipelineOptions) -> None:
             files |= {f"charts/{row['name']}/{file}": text for file, text in chart.items()}
             rows.append(row)
     shared = {"name": name, "entry": pipeline.entry, "services": rows, "version": CHART_VERSION, "app_version": __version__}
-    files["Chart.yaml"] = fill("PipelineChart.yaml.j2", **shared)
-    files["values.yaml"] = fill("pipeline_values.yaml.j2", **shared)
-    files["templates/NOTES.txt"] = fill("pipeline_notes.txt.j2", **shared)  # Helm 4 asks for the folder
-    files["README.md"] = fill("pipeline_readme.md.j2", **shared)
+    files["Chart.yaml"] = fill("pipeline/Chart.yaml.j2", **shared)
+    files["values.yaml"] = fill("pipeline/values.yaml.j2", **shared)
+    files["values.schema.json"] = _write_schema([row["name"] for row in rows])
+    files["templates/NOTES.txt"] = fill("pipeline/NOTES.txt.j2", **shared)
+    files["templates/check.yaml"] = read_file("pipeline/check.yaml")
+    files["README.md"] = fill("pipeline/README.md.j2", **shared)
     write_folder(options.to, files)
+
+
+def _write_schema(services: list[str]) -> str:
+    """What may stand in the values: one for a service that is not there would do nothing. Services have schemas of their own."""
+    known = {name: {"type": "object"} for name in [*services, "global"]}
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of a pipeline that ferry deploy wrote",
+        "type": "object",
+        "additionalProperties": False,
+        "required": services,
+        "properties": known,
+    }
+    return json.dumps(schema, indent=1) + "\n"
 
 
 def _describe(started: "StartedService", image: dict[str, str], root: Path) -> dict[str, Any]:

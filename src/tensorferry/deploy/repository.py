@@ -3,10 +3,17 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tensorferry.errors import BadModel
 from tensorferry.extras import missing_extra
+from tensorferry.messages import first_line
 from tensorferry.text import printable
+
+if TYPE_CHECKING:
+    from tensorferry.serve.inventory import StoredVersion
+
+_REQUIREMENTS = "requirements.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +24,7 @@ class ModelFolder:
     nbytes: int
     formats: frozenset[str]
     steps: frozenset[str] = frozenset()  # what steps around models do, as text or volume
+    requirements: frozenset[str] = frozenset()  # of models in Python, a line each of their requirements.txt
 
 
 def read_models(root: Path) -> ModelFolder:
@@ -36,7 +44,23 @@ def read_models(root: Path) -> ModelFolder:
         nbytes=sum(line.nbytes for line in lines),
         formats=frozenset(line.format for line in lines if line.is_served),
         steps=frozenset(_read_kind(root / line.name / str(line.version)) for line in lines if line.format == "transform"),
+        requirements=frozenset(text for line in lines if line.version is not None for text in _read_requirements(root, line)),
     )
+
+
+def _read_requirements(root: Path, line: "StoredVersion") -> list[str]:
+    """The lines of the file beside a version, or else beside the model; comments and options of pip's are none."""
+    model = root / line.name
+    for folder in (model / str(line.version), model):
+        try:
+            text = (folder / _REQUIREMENTS).read_text("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise BadModel(f"cannot read {_REQUIREMENTS} of the model '{printable(line.name)}': {first_line(error)}") from None
+        found = [each.partition(" #")[0].strip() for each in text.splitlines()]
+        return [each for each in found if each and not each.startswith(("#", "-"))]
+    return []
 
 
 def _read_kind(folder: Path) -> str:

@@ -67,10 +67,11 @@ def deploy_training(options: JobOptions) -> int:
 
 def deploy_example(options: ExampleOptions) -> int:
     """Write a complete pipeline to begin with, and say what to do with it."""
-    from tensorferry.deploy.examples import write_example
+    from tensorferry.deploy.examples import find_example, write_example
 
     write_example(options)
-    print(f"saved: {options.to}; next: ferry serve {options.to / 'pipeline.yaml'}, then python {options.to / 'ask.py'}")
+    trust = " --trust" if find_example(options.name).needs_trust else ""
+    print(f"saved: {options.to}; next: ferry serve {options.to / 'pipeline.yaml'}{trust}, then python {options.to / 'ask.py'}")
     return 0
 
 

@@ -7,8 +7,12 @@ run in its folder when it is started again. The folder is on a claim that all po
 import math
 import re
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from tensorferry import __version__
+from tensorferry.deploy.bucket_run import check_bucket
 from tensorferry.deploy.chart import fill
 from tensorferry.deploy.check.pods import read_quantity
 from tensorferry.deploy.folder import check_target, write_folder
@@ -25,10 +29,16 @@ from tensorferry.train.worker import Order, check_order
 from tensorferry.units import format_bytes, parse_bytes
 
 KINDS = {
-    "trainjob": ("runtime.yaml", "trainjob.yaml"),
-    "jobset": ("jobset.yaml",),
-    "job": ("service.yaml", "job.yaml"),
+    "trainjob": ("runtime.yaml", "trainjob.yaml", "networkpolicy.yaml"),
+    "jobset": ("jobset.yaml", "networkpolicy.yaml"),
+    "job": ("service.yaml", "job.yaml", "networkpolicy.yaml"),
 }
+# what a TrainJob may change of a runtime's pods, and of a container in them
+_POD_PATCHES = (
+    *("terminationGracePeriodSeconds", "serviceAccountName", "securityContext", "tolerations", "volumes"),
+    *("nodeSelector", "affinity", "imagePullSecrets"),
+)
+_CONTAINER_PATCHES = ("name", "env", "securityContext", "volumeMounts")
 RUNS = "/runs"  # where pods see the claim
 _PORT = 29500  # as the Trainer's
 _MAX_RESTARTS = 6
@@ -48,6 +58,7 @@ def write_training(options: JobOptions) -> str:
     options, note = _fit_batch(options, processes)
     image = options.image or f"localhost/{name}:{__version__}"
     _check(options, image, processes)
+    claim, bucket = _read_place(options)
     memory, memory_note = _choose_memory(options, processes)
     train_args = list_arguments(options, name)
     shared = {
@@ -60,7 +71,10 @@ def write_training(options: JobOptions) -> str:
         "cpus": options.cpus or str(processes),
         "memory": memory,
         "memory_note": memory_note,
-        "claim": _read_claim(options.checkpoints) or f"{name}-runs",
+        "claim": claim or f"{name}-runs",
+        "bucket": bucket and f"{bucket}/{name}",
+        "credentials": options.credentials,
+        "service_account": options.service_account,
         "size": options.size,
         "queue": options.queue,
         "grace_seconds": options.grace_seconds,
@@ -69,7 +83,8 @@ def write_training(options: JobOptions) -> str:
         "user": USER,
         "port": _PORT,
         "train_args": train_args,
-        "runtime_kind": "ClusterTrainingRuntime" if options.is_cluster_wide else "TrainingRuntime",
+        "runtime": options.runtime,
+        "runtime_kind": "ClusterTrainingRuntime" if options.is_cluster_wide or options.runtime else "TrainingRuntime",
     }
     # an operator sets command and variables itself
     of_kind: dict[str, dict[str, object]] = {
@@ -77,13 +92,26 @@ def write_training(options: JobOptions) -> str:
         "jobset": {"args": train_args, "master": f"{name}-node-0-0.{name}", "subdomain": ""},
         "job": {"args": train_args, "master": f"{name}-0.{name}", "subdomain": name},
     }
+    pod = fill("train/pod.yaml.j2", **shared, **of_kind[options.kind]).rstrip()
     parts = {
-        "pod": fill("train/pod.yaml.j2", **shared, **of_kind[options.kind]).rstrip(),
+        "pod": pod,
+        "patch": _make_patch(pod) if options.runtime else "",
         "failure_policy": fill("train/failure_policy.yaml.j2").rstrip(),
     }
     files = [*KINDS[options.kind], *(["claim.yaml"] if options.checkpoints is None else [])]
+    if options.runtime:
+        files.remove("runtime.yaml")
     write_folder(options.to, {file: fill(f"train/{file}.j2", **shared, **parts) for file in files})
     return note
+
+
+def _make_patch(pod: str) -> str:
+    """What of a pod may be said beside a runtime that is there already."""
+    described: dict[str, Any] = yaml.safe_load(pod)
+    spec = described["spec"]
+    patch = {key: spec[key] for key in _POD_PATCHES if key in spec}
+    patch["containers"] = [{key: each[key] for key in _CONTAINER_PATCHES if key in each} for each in spec["containers"]]
+    return yaml.safe_dump({"metadata": described["metadata"], "spec": patch}, sort_keys=False, width=120).rstrip()
 
 
 def _fit_batch(options: JobOptions, processes: int) -> tuple[JobOptions, str]:
@@ -129,6 +157,10 @@ def _check(options: JobOptions, image: str, processes: int) -> None:
         raise BadOption(
             f"{options.recipe!r} is a file of this machine; put it into a package of the image, and say package.module:Recipe"
         )
+    if options.runtime is not None:
+        check_name(options.runtime, "a runtime")
+        if "://" in (options.checkpoints or ""):
+            raise BadOption("a runtime that is there gets no containers for a bucket; leave out --runtime, or say pvc:CLAIM")
     if options.data is not None and not options.data.startswith("/"):
         raise BadOption(f"--data {options.data!r} is read in the pod; write a whole path there, as {RUNS}/data/reviews.csv")
     if options.queue is not None and not is_label(options.queue):
@@ -148,16 +180,21 @@ def _check(options: JobOptions, image: str, processes: int) -> None:
         make_recipe(request.recipe, request.settings, request.start)
 
 
-def _read_claim(text: str | None) -> str | None:
-    """The claim that is there already; None where one is to be written."""
-    if text is None:
-        return None
+def _read_place(options: JobOptions) -> tuple[str, str]:
+    """The claim that is there already, or the address in a bucket; neither where a claim is to be written."""
+    text = options.checkpoints or ""
+    if "://" in text:
+        if options.nodes > 1:
+            raise BadOption(f"{options.nodes} nodes write one checkpoint together, in a folder that all see; give them pvc:CLAIM")
+        return "", check_bucket(text)
+    if options.credentials is not None:
+        raise BadOption("--credentials are those of a bucket; say which, as in --checkpoints s3://bucket/runs")
     kind, _, rest = text.partition(":")
     if kind == "pvc" and rest and not rest.startswith("/"):
-        return check_name(rest, "a claim")
-    if "://" in text:
-        raise BadOption(f"a training cannot write checkpoints to {text!r}, only to a folder; give it a claim, as pvc:CLAIM")
-    raise BadOption(f"checkpoints cannot go to {text!r}; write pvc:CLAIM, or leave it out to have a claim written")
+        return check_name(rest, "a claim"), ""
+    if text:
+        raise BadOption(f"checkpoints cannot go to {text!r}; write pvc:CLAIM or s3://bucket/runs, or have a claim written")
+    return "", ""
 
 
 def _choose_memory(options: JobOptions, processes: int) -> tuple[str, str]:

@@ -16,15 +16,24 @@ from tensorferry.errors import BadModel, BudgetTooSmall, TierFull
 from tensorferry.estimation.machines import resolve_machine
 from tensorferry.estimation.models import EstimatedModel, Input, Inputs, find_model, parse_input
 from tensorferry.estimation.page import html_fragment, html_page
-from tensorferry.estimation.results import EstimateData, LargestSize, MachineEstimate, StepEstimate, estimate_json
+from tensorferry.estimation.results import (
+    EstimateData,
+    LargestSize,
+    MachineEstimate,
+    StepEstimate,
+    WeightTraffic,
+    estimate_json,
+)
 from tensorferry.estimation.sizes import TracesBySize
 from tensorferry.estimation.step import StepCapture, Timing, TrainingStep, time_step
 from tensorferry.estimation.table import render_text
 from tensorferry.machine import Machine, time_trace
+from tensorferry.machine.machine import link_to
 from tensorferry.machine.roofline import rate_of
 from tensorferry.messages import did_you_mean
 from tensorferry.pages import check_ending, write_page
 from tensorferry.plan import Plan, find_floor, make_plan, make_swap_all_plan, simulate
+from tensorferry.plan.weights import find_windowed
 from tensorferry.trace import Trace
 from tensorferry.trace.scaling import keep_small
 
@@ -34,6 +43,8 @@ LOSSES = ("cross_entropy", "token_cross_entropy", "mse", "mean")
 POLICIES: dict[str, Callable[[Trace, int, Machine], Plan]] = {"ferry": make_plan, "swap-all": make_swap_all_plan}
 AXES = ("batch", "resolution")
 _PLANNED_KERNELS = {"gpu": "gpu", "cpu": "cpu-lean"}  # by a machine's kind: the kernels of a step under a plan
+_ONE_BY_ONE = "gpu, one update after another"  # or the window would have to hold everything at once
+_WINDOWED_KERNELS = {"gpu": _ONE_BY_ONE, "cpu": "cpu-lean"}
 _SHRINK = 0.97  # a size whose tier is too small is tried again at this share
 
 
@@ -67,12 +78,16 @@ def estimate(
     largest: str | None = None,
     policy: str = "ferry",
     changes: Mapping[str, str] | None = None,
+    weights: bool = False,
+    stream: bool = False,
 ) -> Estimate:
     """Whether a training step of `model` fits each machine, plain and with a plan, and what it costs there.
 
     model: a built-in name, "module:function", "file.py:function", or a factory. on: names of the table, "file.yaml", "this", or
     machines. inputs: "8x3x512x512", one for each input. largest: "batch" or "resolution", to find out how far it can go.
     policy: "ferry" plans; "swap-all" swaps everything as earlier systems did. changes: values of the machines' entries to change.
+    weights: where a step does not fit otherwise, weights, their gradients and the optimizer's state wait on the tier, too.
+    stream: where nothing fits, say what would do for a step that runs slab by slab, on CPUs.
     Nothing is executed and nothing allocated, but on "this": there the step's heaviest ops are timed one by one for up to ten
     seconds, in a process of their own.
 
@@ -91,6 +106,8 @@ def estimate(
         precision=choose("precision", precision, PRECISIONS),
         policy=choose("policy", policy, tuple(POLICIES)),
         axis=None if largest is None else choose("axis", largest, AXES),
+        weights=weights,
+        stream=stream,
     )
     for machine in machines:
         rate_of(machine, precision)
@@ -109,6 +126,8 @@ class Study:
     precision: str
     policy: str = "ferry"
     axis: str | None = None
+    weights: bool = False
+    stream: bool = False
 
     def estimate_on(self, machine: Machine) -> MachineEstimate:
         """The row of one machine."""
@@ -126,14 +145,40 @@ class Study:
             return step
         captured = self.traces(_PLANNED_KERNELS[machine.kind]).at(size)
         trace = keep_small(self._time(captured, machine), MIN_NBYTES)
-        step = replace(step, trace=trace)
-        try:
-            plan = POLICIES[policy](trace, machine.usable_nbytes, machine)
-        except BudgetTooSmall as error:
-            return replace(step, smallest_nbytes=error.smallest_nbytes)
-        except TierFull:
-            return replace(step, smallest_nbytes=find_floor(trace).nbytes)
-        return replace(step, plan=plan, timeline=simulate(trace, plan, machine))
+        planned = _plan_step(replace(step, trace=trace), machine, policy)
+        if not planned.fits and self.weights and machine.tiers:
+            windowed = self._estimate_windowed(step, size, machine, policy)
+            planned = min(planned, windowed, key=lambda each: each.smallest_nbytes or 0)
+        if not planned.fits and self.stream and machine.kind == "cpu":
+            planned = replace(planned, streamed_nbytes=self._streamed_nbytes(captured, size, planned.smallest_nbytes))
+        return planned
+
+    def _estimate_windowed(self, step: StepEstimate, size: int, machine: Machine, policy: str) -> StepEstimate:
+        """The step where weights, their gradients and the optimizer's state move as well."""
+        trace = keep_small(self._time(self.traces(_WINDOWED_KERNELS[machine.kind]).at(size), machine), MIN_NBYTES)
+        windowed = find_windowed(trace, MIN_NBYTES)
+        floor_nbytes = windowed.floor.nbytes
+        tier = machine.tiers[0]
+        if floor_nbytes > machine.usable_nbytes or (tier.capacity_nbytes is not None and windowed.nbytes > tier.capacity_nbytes):
+            return replace(step, trace=trace, smallest_nbytes=floor_nbytes)
+        window_nbytes = windowed.window_for(machine.usable_nbytes)
+        planned = _plan_step(replace(step, trace=windowed.with_window(window_nbytes)), machine, policy)
+        in_nbytes, out_nbytes = windowed.traffic(window_nbytes)
+        link = link_to(machine, tier.name)
+        traffic = WeightTraffic(
+            windowed.nbytes, window_nbytes, in_nbytes, out_nbytes, link.seconds_in(in_nbytes), link.seconds_out(out_nbytes)
+        )
+        return replace(planned, weights=traffic)
+
+    def _streamed_nbytes(self, trace: Trace, size: int, smallest_nbytes: int | None) -> int | None:
+        if trace.framework != "torch":
+            return None
+        from tensorferry.engines.torch.stream.decision import count_rows_of, streamed_floor_nbytes
+        from tensorferry.engines.torch.stream.rules import can_stream
+
+        num_rows = max(count_rows_of(given.shape, is_whole=given.dtype.startswith("int")) for given in self.inputs_at(size))
+        floor_nbytes = streamed_floor_nbytes(trace, num_rows, can_stream)
+        return floor_nbytes if smallest_nbytes is None or floor_nbytes < smallest_nbytes else None
 
     def _estimate_plain(self, size: int, machine: Machine) -> StepEstimate:
         trace = self._time(self.traces(machine.kind).at(size), machine)
@@ -169,14 +214,15 @@ class Study:
     @cached_property
     def _traces_by_kernels(self) -> dict[str, TracesBySize]:
         step = self.model.edge_step if self.axis == "resolution" else 1
-        return {kernels: self._make_traces(kernels, step) for kernels in ("gpu", "cpu", "cpu-lean")}
+        kinds = {kernels: self._make_traces(kernels, step) for kernels in ("gpu", "cpu", "cpu-lean")}
+        return kinds | {_ONE_BY_ONE: self._make_traces("gpu", step, updates_at_once=False)}
 
-    def _make_traces(self, kernels: str, step: int) -> TracesBySize:
+    def _make_traces(self, kernels: str, step: int, *, updates_at_once: bool = True) -> TracesBySize:
         num_edges = len(self.inputs[0].edges) if self.axis == "resolution" else 1
 
         def capture(size: int) -> Trace:
             inputs = self.inputs_at(size)
-            asked = TrainingStep(inputs, self.loss, self.optimizer, self.precision, kernels)
+            asked = TrainingStep(inputs, self.loss, self.optimizer, self.precision, kernels, updates_at_once)
             noted = self._calls if kernels == "cpu" and size == self._start else None
             return self._steps_of(inputs).capture(asked, noted)
 
@@ -210,14 +256,15 @@ class Study:
         return LargestSize(size, self._estimate_plain(size, machine) if size else None)
 
     def _find_largest(self, machine: Machine) -> LargestSize:
-        traces = self.traces(_PLANNED_KERNELS[machine.kind])
+        traces = self.traces((_WINDOWED_KERNELS if self.weights else _PLANNED_KERNELS)[machine.kind])
         capacity = machine.tiers[0].capacity_nbytes if machine.tiers else 0
 
         def fits(trace: Trace) -> bool:
             over_nbytes = trace.plain_peak_nbytes - machine.usable_nbytes
             if over_nbytes <= 0:
                 return True
-            floor = find_floor(keep_small(trace, MIN_NBYTES))
+            small = keep_small(trace, MIN_NBYTES)
+            floor = find_windowed(small, MIN_NBYTES).floor if self.weights else find_floor(small)
             return floor.nbytes <= machine.usable_nbytes and (capacity is None or over_nbytes <= capacity)
 
         size = traces.find_largest(fits)
@@ -227,6 +274,16 @@ class Study:
                 return LargestSize(size, step)
             size = min(size - traces.step, int(_SHRINK * size)) // traces.step * traces.step
         return LargestSize(0, None)
+
+
+def _plan_step(step: StepEstimate, machine: Machine, policy: str) -> StepEstimate:
+    try:
+        plan = POLICIES[policy](step.trace, machine.usable_nbytes, machine)
+    except BudgetTooSmall as error:
+        return replace(step, smallest_nbytes=error.smallest_nbytes)
+    except TierFull:
+        return replace(step, smallest_nbytes=find_floor(step.trace).nbytes)
+    return replace(step, plan=plan, timeline=simulate(step.trace, plan, machine))
 
 
 def choose_inputs(model: EstimatedModel, texts: list[str], batch: int | None) -> Inputs:

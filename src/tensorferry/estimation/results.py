@@ -12,6 +12,22 @@ from tensorferry.trace import Trace
 FORMAT = "tensorferry-estimate-1"
 
 
+@dataclass(frozen=True, slots=True)
+class WeightTraffic:
+    """What moves of weights, their gradients and optimizer state in a step, and how long the link is busy with it."""
+
+    nbytes: int  # of all that moves
+    window_nbytes: int  # of it resident
+    in_nbytes: int
+    out_nbytes: int
+    in_seconds: float
+    out_seconds: float
+
+    def seconds(self, lane: Lane) -> float:
+        """How long a lane of the link is busy."""
+        return {Lane.IN: self.in_seconds, Lane.OUT: self.out_seconds}.get(lane, 0.0)
+
+
 @dataclass(frozen=True)
 class StepEstimate:
     """One step of one size on one machine, under a plan or plain."""
@@ -23,6 +39,8 @@ class StepEstimate:
     plan: Plan | None = None  # None: it fits plain, or not at all
     timeline: Timeline | None = None
     smallest_nbytes: int | None = None  # where it does not fit: what would do
+    streamed_nbytes: int | None = None  # the same where ops run slab by slab, if that is less
+    weights: WeightTraffic | None = None  # where they move
 
     @property
     def fits(self) -> bool:
@@ -37,7 +55,8 @@ class StepEstimate:
     @property
     def step_seconds(self) -> float:
         """The predicted step."""
-        return self.timeline.step_seconds if self.timeline is not None else self.trace.seconds
+        seconds = self.timeline.step_seconds if self.timeline is not None else self.trace.seconds
+        return max(seconds, *(self._busy_seconds(lane) for lane in (Lane.OUT, Lane.IN)))
 
     @property
     def overhead(self) -> float:
@@ -53,7 +72,11 @@ class StepEstimate:
         """The share of the step in which a lane works."""
         if self.timeline is None or not self.step_seconds:
             return 1.0 if lane is Lane.COMPUTE else 0.0
-        return self.timeline.busy_seconds(lane) / self.step_seconds
+        return self._busy_seconds(lane) / self.step_seconds
+
+    def _busy_seconds(self, lane: Lane) -> float:
+        of_plan = self.timeline.busy_seconds(lane) if self.timeline is not None else 0.0
+        return of_plan + (self.weights.seconds(lane) if self.weights is not None else 0.0)
 
     @property
     def bottleneck(self) -> str:
@@ -62,7 +85,8 @@ class StepEstimate:
             return "memory"
         if self.timeline is None or self.overhead < 0.01:
             return "compute"
-        stalled = self.timeline.stall_seconds / self.step_seconds
+        waited = self.timeline.stall_seconds + self.step_seconds - self.timeline.step_seconds
+        stalled = waited / self.step_seconds
         recomputed = self.overhead / (1 + self.overhead) - stalled
         return "link" if stalled > recomputed else "recompute"
 
@@ -137,6 +161,8 @@ def _step_json(step: StepEstimate) -> dict[str, Any]:
         "fits_plain": step.fits_plain,
         "fits": step.fits,
         "smallest_nbytes": step.smallest_nbytes,
+        "streamed_nbytes": step.streamed_nbytes,
+        "weights": None if step.weights is None else asdict(step.weights),
         "plan": None if plan is None else planned | {"peak_nbytes": plan.peak_nbytes, "tier": plan.tier},
         "plain_seconds": step.trace.seconds,
         "step_seconds": step.step_seconds if step.fits else None,

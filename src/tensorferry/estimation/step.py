@@ -32,6 +32,7 @@ class TrainingStep:
     optimizer: str
     precision: str
     kernels: str  # whose kernels run it: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
+    updates_at_once: bool = True  # whether an accelerator's optimizer updates all parameters in one op, as it does by itself
 
 
 class StepCapture:
@@ -52,7 +53,8 @@ class StepCapture:
             return self._capture_keras(inputs, step, precision)
         from tensorferry.engines.torch.fake_model import StepOptions
 
-        return self._made.capture(StepOptions(inputs, step.loss, step.optimizer, precision, step.kernels), calls)
+        options = StepOptions(inputs, step.loss, step.optimizer, precision, step.kernels, step.updates_at_once)
+        return self._made.capture(options, calls)
 
     @cached_property
     def _made(self) -> Any:

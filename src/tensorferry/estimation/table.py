@@ -41,11 +41,14 @@ def step_texts(step: StepEstimate) -> tuple[str, ...]:
     """The cells that tell what becomes of a step."""
     plain_peak = format_bytes(step.plain_peak_nbytes)
     if step.smallest_nbytes is not None:
-        return (plain_peak, f"no, needs {format_bytes(step.smallest_nbytes)}", *[NONE] * 8, step.bottleneck)
+        streamed = f", {format_bytes(step.streamed_nbytes)} streamed" if step.streamed_nbytes is not None else ""
+        return (plain_peak, f"no, needs {format_bytes(step.smallest_nbytes)}{streamed}", *[NONE] * 8, step.bottleneck)
     plan = step.plan
     moved = [format_bytes(plan.nbytes(action)) if plan is not None else NONE for action in Action]
     link = max(step.busy(Lane.OUT), step.busy(Lane.IN))
     fits = "plain" if step.fits_plain else f"with {plan.tier}" if plan is not None else "no"
+    if step.weights is not None:
+        fits += f", weights in {format_bytes(step.weights.window_nbytes)}"
     return (
         plain_peak,
         fits,

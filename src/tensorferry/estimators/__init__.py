@@ -9,6 +9,7 @@ model.score(test, test.target)
 
 from tensorferry.estimators.baseline import BaselineClassifier, BaselineRegressor
 from tensorferry.estimators.importance import permutation_importance
+from tensorferry.estimators.kinds import KINDS
 from tensorferry.estimators.linear import LinearClassifier, LinearRegressor
 from tensorferry.estimators.neural import (
     DNNClassifier,
@@ -19,23 +20,8 @@ from tensorferry.estimators.neural import (
 from tensorferry.estimators.saving import load, save
 from tensorferry.estimators.trees import BoostedTreesClassifier, BoostedTreesRegressor
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        BaselineClassifier,
-        BaselineRegressor,
-        BoostedTreesClassifier,
-        BoostedTreesRegressor,
-        DNNClassifier,
-        DNNLinearCombinedClassifier,
-        DNNLinearCombinedRegressor,
-        DNNRegressor,
-        LinearClassifier,
-        LinearRegressor,
-    )
-}
-
 __all__ = [
+    "KINDS",
     "BaselineClassifier",
     "BaselineRegressor",
     "BoostedTreesClassifier",

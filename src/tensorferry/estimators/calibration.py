@@ -99,8 +99,8 @@ def fit_calibration(probabilities: NDArray, classes: NDArray, method: str) -> Ca
     if method not in METHODS:
         raise BadOption(f"no calibration {method!r}{did_you_mean(method, METHODS)}; there are {' and '.join(METHODS)}")
     num_classes = probabilities.shape[1]
-    if lacking := next((place for place in range(num_classes) if not (classes == place).any()), None):
-        raise BadData(f"no row to calibrate on is of class number {lacking}; take rows of every class")
+    if lacking := [place for place in range(num_classes) if not (classes == place).any()]:
+        raise BadData(f"no row to calibrate on is of class number {lacking[0]}, counted from 0; take rows of every class")
     fit_curve = _fit_isotonic if method == "isotonic" else _fit_sigmoid
     places = range(1, 2) if num_classes == 2 else range(num_classes)
     return Calibration(tuple(fit_curve(probabilities[:, place], classes == place) for place in places))

@@ -4,32 +4,32 @@ A new estimator says how it trains on a table and what it answers; everything el
 """
 
 import os
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.exceptions import DataConversionWarning, NotFittedError
-from sklearn.utils import Tags, compute_class_weight
+from sklearn.exceptions import NotFittedError
+from sklearn.utils import Tags
 
 from tensorferry.datasets import Dataset
 from tensorferry.errors import BadData
 from tensorferry.estimators.calibration import Calibration, fit_calibration
-from tensorferry.estimators.exporting import export, make_tensors
+from tensorferry.estimators.exporting import export, export_saved_model, make_tensors
+from tensorferry.estimators.inputs import InputFn, gather_pairs, gather_tables, is_matrix, read_values, read_weights
 from tensorferry.estimators.metrics import measure_classes, measure_values
+from tensorferry.estimators.settings import check_class_weight, check_settings
 from tensorferry.estimators.thresholds import find_threshold
 from tensorferry.feature_columns.columns import FeatureColumn
-from tensorferry.feature_columns.encoding import FittedColumns, infer
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.learning import infer
 from tensorferry.feature_columns.onnx_columns import find_number_columns
 from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table, count_rows, read_table
 
-InputFn: TypeAlias = Callable[[], Any]  # gives (table, target), a dataset, or batches of (table, target)
 Arrays: TypeAlias = dict[str, NDArray]
 
 
@@ -76,6 +76,7 @@ class TableEstimator(BaseEstimator):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
         """Learn from rows `X` with the target `y`; a dataset brings its own target."""
+        check_settings(self)
         table = read_table(X)
         if y is None:
             if not isinstance(X, Dataset):
@@ -86,22 +87,21 @@ class TableEstimator(BaseEstimator):
         values = self._read_target(y)
         if count_rows(table) != len(values):
             raise BadData(f"expected a target for every row, received {count_rows(table):,} rows and {len(values):,} targets")
-        weights = None if sample_weight is None else _read_weights(sample_weight, len(values))
+        weights = None if sample_weight is None else read_weights(sample_weight, len(values))
         self.n_features_in_ = len(table)
-        if not _is_matrix(X):
+        if not is_matrix(X):
             self.feature_names_in_ = np.array(list(table), object)
         self._train(table, values, weights)
         return self
 
     def train(self, input_fn: InputFn, steps: int | None = None) -> Self:
-        """Learn from what `input_fn` gives, at most `steps` batches of it."""
-        table, target = _gather(input_fn(), steps)
-        return self.fit(table, target)
+        """Learn from what `input_fn` gives: a whole table or dataset, or at most `steps` batches."""
+        return self.fit(*gather_pairs(input_fn(), steps))
 
     def evaluate(self, input_fn: InputFn, steps: int | None = None) -> dict[str, float]:
-        """How good the answers are on what `input_fn` gives."""
-        table, target = _gather(input_fn(), steps)
-        return self._measure(self._respond(self._check(table)), target)
+        """How good the answers are on what `input_fn` gives: a whole table or dataset, or at most `steps` batches."""
+        table, target = gather_pairs(input_fn(), steps)
+        return self._measure(self._respond(self._check(table)), table.target if target is None else target)
 
     def to_onnx(self) -> bytes:
         """The model as an ONNX file that takes raw rows: the feature columns are inside."""
@@ -112,7 +112,11 @@ class TableEstimator(BaseEstimator):
 
     def export(self, folder: str | os.PathLike[str]) -> Path:
         """Write the model into a model repository for `ferry serve`, such as "models/adult"; gives the version's folder."""
-        return export(self, folder)
+        return export(self.to_onnx(), folder)
+
+    def export_saved_model(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model as a SavedModel of TensorFlow, which takes and gives the same as the ONNX file; gives the folder."""
+        return export_saved_model(self.to_onnx(), folder)
 
     def to_tensors(self, X: Any) -> Arrays:  # noqa: N803
         """Rows as the exported model takes them: an array of shape (rows, 1) for every column that it looks at."""
@@ -130,7 +134,7 @@ class TableEstimator(BaseEstimator):
         """The table to answer, checked against the one that was learnt from."""
         self._require_fitted()
         table = read_table(X)
-        if _is_matrix(X) and len(table) != self.n_features_in_:
+        if is_matrix(X) and len(table) != self.n_features_in_:
             raise ValueError(
                 f"X has {len(table)} features, but {type(self).__name__} is expecting {self.n_features_in_} features as input"
             )
@@ -186,7 +190,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):
     def predict(self, X: Any) -> Any:  # noqa: N803
         """The class of every row; of two, the second where it exceeds the threshold. A function gives rows one by one."""
         if callable(X):
-            return self._tell(self._respond(self._check(_gather(X(), None)[0])))
+            return self._tell(self._respond(self._check(gather_tables(X()))))
         return self._choose(self.predict_proba(X))
 
     def _choose(self, probabilities: NDArray) -> NDArray:
@@ -197,8 +201,11 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         values = read_values(target)
         if values.dtype.kind == "f" and not np.all(values == np.floor(values)):
             raise ValueError(f"Unknown label type: continuous. Expected classes, received numbers such as {values[0]:g}")
-        self.classes_, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
         self.calibration_ = None  # what was learnt of another training's answers does not hold for this one
+        if getattr(self, "warm_start", False) and hasattr(self, "classes_"):
+            return self._find_places(values)
+        self.classes_, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
+        check_class_weight(self.class_weight, self.classes_.tolist())
         if len(self.classes_) < 2:
             raise BadData(f"expected at least two classes, received one class: {self.classes_.tolist()[0]!r} in every row")
         return codes
@@ -207,10 +214,14 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         """How much each row counts: its own weight times its class's."""
         if self.class_weight is None:
             return weights
-        given = self.class_weight
-        wanted = given if isinstance(given, str) else {place: given.get(name, 1.0) for place, name in enumerate(self.classes_)}
-        of_class = compute_class_weight(wanted, classes=np.arange(len(self.classes_)), y=target)
+        of_class = self._weigh_classes(np.bincount(target, minlength=len(self.classes_)))
         return of_class[target] * (1.0 if weights is None else weights)
+
+    def _weigh_classes(self, num_rows: NDArray) -> NDArray[np.float64]:
+        """The weight of each class, of which there are so many rows; "balanced" gives all classes the same sum."""
+        if self.class_weight == "balanced":
+            return num_rows.sum() / ((num_rows > 0).sum() * np.maximum(num_rows, 1))
+        return np.array([self.class_weight.get(name, 1.0) for name in self.classes_.tolist()])
 
     def _measure(self, answers: NDArray, target: Any) -> dict[str, float]:
         return measure_classes(answers, self._find_places(target), self.threshold)
@@ -220,8 +231,8 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         values = read_values(target)
         places = {name: place for place, name in enumerate(self.classes_.tolist())}
         words = values.astype(str).tolist() if values.dtype == object else values.tolist()
-        if unknown := next((word for word in words if word not in places), None):
-            raise BadData(f"the class {unknown!r} was not there in training; there are {', '.join(map(str, places))}")
+        if unknown := [word for word in words if word not in places]:
+            raise BadData(f"the class {unknown[0]!r} was not there in training; there are {', '.join(map(str, places))}")
         return np.array([places[word] for word in words])
 
     def _add_outputs(self, graph: OnnxGraph) -> dict[str, tuple[str, str, int]]:
@@ -250,7 +261,7 @@ class TableRegressor(RegressorMixin, TableEstimator):
     def predict(self, X: Any) -> Any:  # noqa: N803
         """The value of every row. A function gives rows one by one."""
         if callable(X):
-            return self._tell(self._respond(self._check(_gather(X(), None)[0])))
+            return self._tell(self._respond(self._check(gather_tables(X()))))
         return self._respond(self._check(X))
 
     def _add_outputs(self, graph: OnnxGraph) -> dict[str, tuple[str, str, int]]:
@@ -278,62 +289,3 @@ class TableRegressor(RegressorMixin, TableEstimator):
 def choose_columns(given: Sequence[FeatureColumn] | None, table: Table) -> list[FeatureColumn]:
     """The feature columns that were named, or one for every column of the table."""
     return infer(table) if given is None else list(given)
-
-
-def read_values(target: Any) -> NDArray:
-    """A value a row, none missing."""
-    values = np.asarray(target)
-    if values.ndim == 2 and values.shape[1] == 1:
-        warnings.warn("A column-vector y was passed when a 1d array was expected", DataConversionWarning, stacklevel=4)
-        values = values[:, 0]
-    if values.ndim != 1:
-        raise ValueError(f"y should be a 1d array: expected a target a row, got an array of shape {values.shape} instead")
-    if values.dtype.kind in "US":
-        return values.astype(object)
-    if values.dtype.kind == "O":
-        known = [value for value in values.tolist() if value is not None and value == value]
-        if len(known) < len(values):
-            raise BadData(f"the target is missing in {len(values) - len(known):,} of {len(values):,} rows; leave these rows out")
-        return np.array(known) if all(isinstance(value, bool | int | float) for value in known) else values
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        num_missing = int(np.isnan(values).sum())
-        raise BadData(f"Input y contains NaN: the target is missing in {num_missing:,} of {len(values):,} rows; leave these out")
-    return values
-
-
-def _read_weights(given: Any, num_rows: int) -> NDArray[np.float64]:
-    weights = np.asarray(given, np.float64)
-    if weights.ndim == 0:
-        weights = np.full(num_rows, float(weights))
-    if weights.shape != (num_rows,):
-        raise ValueError(f"expected a sample_weight for each of {num_rows:,} rows, received an array of shape {weights.shape}")
-    if not np.isfinite(weights).all() or (weights < 0).any():
-        raise BadData("expected sample_weight to be finite and not negative")
-    if not weights.any():
-        raise BadData("sample_weight is zero in every row; nothing can be learnt")
-    return weights
-
-
-def _gather(given: Any, steps: int | None) -> tuple[Any, Any]:
-    """What an input function gave, as one table and its target."""
-    if isinstance(given, Dataset):
-        return read_table(given), given.target
-    if isinstance(given, tuple) and len(given) == 2:
-        return given
-    if not isinstance(given, Iterable):
-        raise BadData(f"expected input_fn to give (table, target), a dataset or batches of them, received {type(given).__name__}")
-    batches = [(read_table(_to_numpy(table)), np.asarray(target)) for table, target in islice(given, steps)]
-    if not batches:
-        raise BadData("input_fn gave no rows")
-    names = batches[0][0]
-    return {name: np.concatenate([table[name] for table, _ in batches]) for name in names}, np.concatenate(
-        [y for _, y in batches]
-    )
-
-
-def _to_numpy(table: Any) -> Any:
-    return {name: np.asarray(values) for name, values in table.items()} if isinstance(table, dict) else table
-
-
-def _is_matrix(data: Any) -> bool:
-    return not isinstance(data, Dataset | dict) and not hasattr(data, "columns")

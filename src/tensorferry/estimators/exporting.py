@@ -10,31 +10,27 @@ import re
 import secrets
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.errors import BadModel
+from tensorferry.extras import missing_extra
 from tensorferry.feature_columns.encoding import FittedColumns
 from tensorferry.feature_columns.onnx_columns import find_number_columns
 from tensorferry.feature_columns.table import Table, read_numbers, read_words
 from tensorferry.files import force
-
-if TYPE_CHECKING:
-    from tensorferry.estimators.estimator import TableEstimator
 
 _MODEL, _CONFIG = "model.onnx", "config.pbtxt"
 _MAX_BATCH = 1024  # rows that are answered at once
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def export(estimator: "TableEstimator", folder: str | os.PathLike[str]) -> Path:
-    """Write the next version of the model `folder` of a repository, such as "models/adult"; gives the version's folder."""
+def export(content: bytes, folder: str | os.PathLike[str]) -> Path:
+    """Write an ONNX file as the next version of the model `folder` of a repository, such as "models/adult"."""
     target = Path(folder)
     if not _NAME.fullmatch(target.name):
         raise BadModel(f"{target.name!r} cannot be the name of a model; write letters, digits, '_', '-' and '.'")
-    content = estimator.to_onnx()
     part = target.parent / f".ferry-{secrets.token_hex(8)}"
     try:
         found = [int(path.name) for path in target.glob("[0-9]*") if path.name.isdecimal()] if target.is_dir() else []
@@ -54,6 +50,28 @@ def export(estimator: "TableEstimator", folder: str | os.PathLike[str]) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target / str(version)
+
+
+def export_saved_model(content: bytes, folder: str | os.PathLike[str]) -> Path:
+    """Write an ONNX file as a SavedModel into a folder that is not there yet; gives that folder."""
+    target = Path(folder)
+    if target.exists():
+        raise BadModel(f"{str(target)!r} is there already; name another folder for the SavedModel")
+    try:
+        from tensorferry.estimators.tensorflow_graph import write_saved_model
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise missing_extra("writing a SavedModel", "tensorflow") from error
+    part = target.parent / f".ferry-{secrets.token_hex(8)}"
+    try:
+        write_saved_model(content, str(part))
+        part.rename(target)
+    except OSError as error:
+        raise BadModel(f"cannot write to {str(target)!r}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
 
 
 def make_tensors(fitted: FittedColumns | None, table: Table) -> dict[str, NDArray]:

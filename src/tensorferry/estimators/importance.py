@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorferry.datasets import Dataset
 from tensorferry.estimators.estimator import TableEstimator
 from tensorferry.feature_columns.table import read_table
 
@@ -11,7 +12,7 @@ from tensorferry.feature_columns.table import read_table
 def permutation_importance(
     estimator: TableEstimator,
     X: Any,  # noqa: N803  scikit-learn's name
-    y: Any,
+    y: Any = None,
     *,
     num_repeats: int = 3,
     seed: int = 0,
@@ -19,8 +20,10 @@ def permutation_importance(
     """How much the score falls when a column's values are shuffled among the rows, by column, the largest first.
 
     The score is accuracy or the share of variance explained, as `score` gives it. Columns that can stand in for each other
-    share what they have.
+    share what they have. A dataset brings its own target.
     """
+    if y is None and isinstance(X, Dataset):
+        y = X.target
     table = dict(read_table(X))
     rng = np.random.default_rng(seed)
     whole = estimator.score(table, y)

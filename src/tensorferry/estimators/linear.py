@@ -10,13 +10,14 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstimator, TableRegressor, choose_columns
 from tensorferry.feature_columns.columns import FeatureColumn
-from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes, fit_columns
+from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes
+from tensorferry.feature_columns.learning import fit_columns
 from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
 from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
 from tensorferry.feature_columns.table import Table, count_rows
 
 
-def scale_numbers(fitted: FittedColumns, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+def scale_numbers(fitted: FittedColumns, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Numbers centred and scaled; behind them, 1 where one is missing."""
     center, scale = (np.array([getattr(each, part) for each in fitted.scales]) for part in ("center", "scale"))
     missing = np.isnan(numbers)
@@ -95,7 +96,8 @@ class LinearClassifier(_Linear, TableClassifier):
 
     def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:
         self.fitted_ = fit_columns(choose_columns(self.features, table), table)
-        solver = LogisticRegression(C=1 / self.regularization, max_iter=self.max_iter)
+        strength = 1 / self.regularization if self.regularization else np.inf
+        solver = LogisticRegression(C=strength, max_iter=self.max_iter)
         solver.fit(make_matrix(self.fitted_, table), target, self._weigh(target, weights))
         self.coef_, self.intercept_, self.n_iter_ = solver.coef_, solver.intercept_, int(solver.n_iter_.max())
 
@@ -138,7 +140,7 @@ class LinearRegressor(_Linear, TableRegressor):
 
 def _add_numbers(graph: OnnxGraph, fitted: FittedColumns, weights: NDArray) -> str:
     """`scale_numbers` in an ONNX graph, times its weights."""
-    numbers = graph.cast(add_numbers(graph, fitted), "float64")
+    numbers = add_numbers(graph, fitted)
     center, scale = (graph.constant([getattr(each, part) for each in fitted.scales]) for part in ("center", "scale"))
     missing = graph.add("IsNaN", numbers)
     filled = graph.add("Where", missing, center, numbers)

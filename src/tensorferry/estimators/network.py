@@ -12,27 +12,33 @@ from typing import Any
 import keras
 import numpy as np
 from keras import layers, ops
+from numpy.typing import NDArray
 
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes
 from tensorferry.feature_columns.table import Table
 
 FAR = 3.0  # scales away from the centre: where a number begins to count for less
+FARTHEST = 1e6  # scales: what lies behind counts the same, and squares of it fit into float32
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class ScaledNumbers(layers.Layer):
-    """Numbers, row by column: scaled, whether they are missing, and how far they have come through each range."""
+    """Numbers less their centers, row by column: scaled, whether they are missing, and how far they have come through each range.
+
+    float32 has no room for the digits of an id or a time, so the centers are taken off before: see `make_inputs`.
+    """
 
     def __init__(self, scales: Sequence[NumericScale], *, ranges: bool, **options: Any) -> None:
         super().__init__(trainable=False, **options)
-        self.center, self.scale = (np.array([getattr(each, part) for each in scales], np.float32) for part in ("center", "scale"))
-        self.ranges = [np.array(each.knots, np.float32) if ranges and len(each.knots) > 1 else None for each in scales]
+        self.scale = np.array([each.scale for each in scales], np.float32)
+        self.ranges = [center_knots(each) if ranges and len(each.knots) > 1 else None for each in scales]
 
     def call(self, numbers: Any) -> Any:
         """The features of these numbers."""
         missing = ops.isnan(numbers)
-        filled = ops.where(missing, self.center, numbers)
-        scaled = (filled - self.center) / self.scale
+        filled = ops.where(missing, 0.0, numbers)
+        scaled = ops.clip(filled / self.scale, -FARTHEST, FARTHEST)
         parts = [scaled / ops.sqrt(1 + ops.square(scaled / FAR)), ops.cast(missing, scaled.dtype)]
         for place, knots in enumerate(self.ranges):
             if knots is not None:
@@ -41,11 +47,17 @@ class ScaledNumbers(layers.Layer):
         return ops.concatenate(parts, axis=1)
 
 
+def center_knots(scale: NumericScale) -> NDArray[np.float32]:
+    """The knots of a column less its center; those that float32 cannot tell apart count once."""
+    return np.unique((np.array(scale.knots) - scale.center).astype(np.float32))
+
+
 def make_inputs(fitted: FittedColumns, table: Table, prefix: str) -> dict[str, np.ndarray]:
     """What a part of the network takes of some rows."""
     arrays: dict[str, np.ndarray] = {}
     if fitted.numeric:
-        arrays[f"{prefix}_numbers"] = fitted.encode_numbers(table)
+        centers = np.array([each.center for each in fitted.scales])
+        arrays[f"{prefix}_numbers"] = np.clip(fitted.encode_numbers(table) - centers, -_LARGEST, _LARGEST).astype(np.float32)
     for place, codes in enumerate(fitted.encode_codes(table)):
         arrays[f"{prefix}_codes_{place}"] = codes.codes
         if codes.weights is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorferry.estimators.network import FAR, embedding_name
+from tensorferry.estimators.network import FAR, FARTHEST, center_knots, embedding_name
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, count_codes
 from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
@@ -59,18 +59,19 @@ def _add_deep(graph: OnnxGraph, fitted: FittedColumns, read: ReadWeights) -> str
 
 
 def _add_scaled(graph: OnnxGraph, fitted: FittedColumns, *, ranges: bool) -> str:
-    """`network.ScaledNumbers`."""
-    numbers = add_numbers(graph, fitted)
-    center, scale = (np.array([getattr(each, part) for each in fitted.scales], np.float32) for part in ("center", "scale"))
+    """`network.ScaledNumbers`, and the centers taken off before it."""
+    centers = np.array([each.center for each in fitted.scales])
+    numbers = graph.cast(graph.add("Sub", add_numbers(graph, fitted), graph.constant(centers)), "float32")
     missing = graph.add("IsNaN", numbers)
-    filled = graph.add("Where", missing, graph.constant(center), numbers)
-    scaled = graph.add("Div", graph.add("Sub", filled, graph.constant(center)), graph.constant(scale))
+    filled = graph.add("Where", missing, graph.constant(0, "float32"), numbers)
+    scaled = graph.add("Div", filled, graph.constant(np.array([each.scale for each in fitted.scales], np.float32)))
+    scaled = graph.add("Clip", scaled, graph.constant(-FARTHEST, "float32"), graph.constant(FARTHEST, "float32"))
     far = graph.add("Div", scaled, graph.constant(FAR, "float32"))
     drawn_in = graph.add("Sqrt", graph.add("Add", graph.constant(1, "float32"), graph.add("Mul", far, far)))
     parts: list[Any] = [graph.add("Div", scaled, drawn_in), graph.cast(missing, "float32")]
     for place, each in enumerate(fitted.scales if ranges else ()):
         if len(each.knots) > 1:
-            knots = np.array(each.knots, np.float32)
+            knots = center_knots(each)
             number = graph.add("Gather", filled, graph.constant([place]), axis=1)
             share = graph.add("Div", graph.add("Sub", number, graph.constant(knots[:-1])), graph.constant(knots[1:] - knots[:-1]))
             parts.append(graph.add("Clip", share, graph.constant(0, "float32"), graph.constant(1, "float32")))

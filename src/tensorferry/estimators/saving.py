@@ -4,6 +4,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ import numpy as np
 from tensorferry.errors import BadData, BadUse
 from tensorferry.estimators.calibration import Calibration
 from tensorferry.estimators.estimator import TableClassifier, TableEstimator
+from tensorferry.estimators.kinds import KINDS
+from tensorferry.estimators.settings import check_settings
 from tensorferry.feature_columns.encoding import column_from_json, column_to_json
 from tensorferry.files import write_whole
 from tensorferry.messages import did_you_mean, first_line
 
 _FORMAT = "tensorferry-estimator-2"
 _FACTS, _ARRAYS = "estimator.json", "arrays.npz"
+# what the readers of JSON, ZIP and NumPy's arrays raise at files that are cut off, damaged, or made to be so
+_UNREADABLE = (
+    *(OSError, ValueError, AttributeError, EOFError, KeyError, MemoryError, NotImplementedError, RecursionError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error),
+)
 
 
 def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
@@ -44,24 +52,23 @@ def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
 
 def load(folder: str | os.PathLike[str]) -> Any:
     """The estimator that was saved into a folder; raises `BadData`."""
-    from tensorferry import estimators
-
     path = Path(folder) / _FACTS
     try:
         told = json.loads(path.read_text("utf-8"))
         if told.get("format") != _FORMAT:
             raise BadData(f"{str(path)!r} is not an estimator of this version")
-        with np.load(Path(folder) / _ARRAYS, allow_pickle=False) as found:
+        with (Path(folder) / _ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        if isinstance(error, BadData):
-            raise
+    except BadData:
+        raise
+    except _UNREADABLE as error:
         raise BadData(f"cannot read an estimator from {str(folder)!r}: {first_line(error)}") from error
     kind = told.get("kind", "")
-    if kind not in estimators.KINDS:
-        raise BadData(f"{str(path)!r} names an unknown estimator {kind!r}{did_you_mean(kind, estimators.KINDS)}")
+    if kind not in KINDS:
+        raise BadData(f"{str(path)!r} names an unknown estimator {kind!r}{did_you_mean(kind, KINDS)}")
     try:
-        made = estimators.KINDS[kind](**{name: _from_json(value) for name, value in told["params"].items()})
+        made = KINDS[kind](**{name: _from_json(value) for name, value in told["params"].items()})
+        check_settings(made)
         made.n_features_in_ = told["num_features"]
         if told["feature_names"] is not None:
             made.feature_names_in_ = np.array(told["feature_names"], object)
@@ -70,7 +77,9 @@ def load(folder: str | os.PathLike[str]) -> Any:
         if told["calibration"] is not None:
             made.calibration_ = Calibration.from_json(told["calibration"])
         made.set_state(told["learnt"], arrays)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except BadData:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise BadData(f"the estimator in {str(folder)!r} is damaged: {first_line(error)}") from error
     return made
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -15,14 +16,13 @@ import keras
 import numpy as np
 
 from tensorferry.datasets import Dataset
-from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows
+from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows, choose_columns, count_nbytes
 from tensorferry.units import parse_bytes
 
 Encode: TypeAlias = Callable[[Columns], tuple[Any, ...]]  # rows as the model takes them: inputs, target and perhaps weights
 
 _WINDOW_SHARE = 1 / 32  # of a budget
 _NUM_WINDOWS = 12  # that rows take: one is read while another is used, merging takes copies, and the allocator keeps some
-_TEXT_NBYTES = 64  # of a text as an object
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SomeBlocks:
     rows: Rows
     numbers: tuple[int, ...]
 
-    @property
+    @cached_property
     def block_sizes(self) -> list[int]:
         """How many rows each of them has."""
         sizes = self.rows.block_sizes
@@ -57,17 +57,37 @@ def leave_for_step(budget: str | int | None, window_nbytes: int) -> str | int | 
 
 def is_larger_than(dataset: Dataset, nbytes: int) -> bool:
     """Whether a dataset in several blocks takes more than so many bytes in memory."""
-    widths = [_TEXT_NBYTES if column.dtype == "object" else np.dtype(column.dtype).itemsize for column in dataset.columns]
-    return dataset.places is None and len(dataset.rows.block_sizes) > 1 and len(dataset) * sum(widths) > nbytes
+    return len(dataset.rows.block_sizes) > 1 and len(dataset) * _row_nbytes(dataset) > nbytes
+
+
+def _row_nbytes(dataset: Dataset) -> float:
+    """What a row takes: told by the columns' types, or by the first rows where these are objects."""
+    if all(column.dtype != "object" for column in dataset.columns):
+        return sum(np.dtype(column.dtype).itemsize for column in dataset.columns)
+    names = [column.name for column in dataset.columns]
+    number, size = next((place, size) for place, size in enumerate(dataset.rows.block_sizes) if size)
+    rows = choose_columns(dataset.rows, names).read_block(number)
+    return count_nbytes({name: rows[name] for name in names}) / size
 
 
 def split_blocks(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset | None]:
-    """What to learn from, and about that share of the blocks to check on; None where the share is zero."""
-    order = np.random.default_rng(seed).permutation(len(dataset.rows.block_sizes)).tolist()
-    num_held_out = max(1, round(share * len(order))) if share else 0
+    """What to learn from, and about that share of the blocks to check on; None where the share is zero, or there is one block."""
+    sizes = np.asarray(dataset.rows.block_sizes, np.int64)
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    ends = bounds if dataset.places is None else np.searchsorted(dataset.places, bounds)  # among the rows that are meant
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(np.diff(ends))).tolist()
+    num_held_out = max(1, round(share * len(order))) if share and len(order) > 1 else 0
 
     def choose(numbers: list[int]) -> Dataset:
-        return replace(dataset, rows=SomeBlocks(dataset.rows, tuple(sorted(numbers))))
+        rows = SomeBlocks(dataset.rows, tuple(sorted(numbers)))
+        if dataset.places is None:
+            return replace(dataset, rows=rows)
+        starts = np.cumsum([0, *rows.block_sizes])
+        parts = [
+            dataset.places[ends[number] : ends[number + 1]] - bounds[number] + start
+            for number, start in zip(rows.numbers, starts, strict=False)
+        ]
+        return replace(dataset, rows=rows, places=np.concatenate(parts))
 
     return choose(order[num_held_out:]), choose(order[:num_held_out]) if num_held_out else None
 

@@ -15,7 +15,8 @@ from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstim
 from tensorferry.estimators.tree_graph import add_trees
 from tensorferry.extras import load_extra
 from tensorferry.feature_columns import columns as fc
-from tensorferry.feature_columns.encoding import FittedColumns, fit_columns
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.learning import fit_columns
 from tensorferry.feature_columns.onnx_columns import add_codes, add_numbers
 from tensorferry.feature_columns.onnx_graph import OnnxGraph
 from tensorferry.feature_columns.table import Table
@@ -78,7 +79,7 @@ class _BoostedTrees(TableEstimator):
         assert self.fitted_ is not None
         codes = [each.codes[:, 0].astype(np.float64) for each in self.fitted_.encode_codes(table)]
         parts = [np.where(column == 0, np.nan, column) for column in codes]
-        return np.stack([*parts, *self.fitted_.encode_numbers(table).astype(np.float64).T], axis=1)
+        return np.stack([*parts, *self.fitted_.encode_numbers(table).T], axis=1)
 
     def _predict_raw(self, table: Table) -> NDArray[np.float64]:
         return np.asarray(self.booster_.predict(self._make_features(table), num_iteration=self.n_iter_))
@@ -87,7 +88,7 @@ class _BoostedTrees(TableEstimator):
         assert self.fitted_ is not None
         parts = [graph.cast(add_codes(graph, column).codes, "float64") for column in self.fitted_.categorical]
         if self.fitted_.numeric:
-            parts.append(graph.cast(add_numbers(graph, self.fitted_), "float64"))
+            parts.append(add_numbers(graph, self.fitted_))
         dumped = self.booster_.dump_model(num_iteration=self.n_iter_)["tree_info"]
         trees = (tree["tree_structure"] for tree in dumped)
         return add_trees(graph, graph.add("Concat", *parts, axis=1), trees, num_targets)
@@ -97,6 +98,16 @@ class _BoostedTrees(TableEstimator):
         """What each feature column's splits gained, as shares of all; categorical columns first."""
         gains = self.booster_.feature_importance("gain", self.n_iter_).astype(np.float64)
         return gains / (gains.sum() or 1.0)
+
+    @property
+    def importances_(self) -> dict[str, float]:
+        """The same by the column's name, the largest first; what several features of a name gained is added up."""
+        assert self.fitted_ is not None
+        found: dict[str, float] = {}
+        columns = (*self.fitted_.categorical, *self.fitted_.numeric)
+        for column, share in zip(columns, self.feature_importances_.tolist(), strict=True):
+            found[fc.name_of(column)] = found.get(fc.name_of(column), 0.0) + share
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
         assert self.fitted_ is not None

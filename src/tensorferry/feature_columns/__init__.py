@@ -20,7 +20,8 @@ from tensorferry.feature_columns.columns import (
     vocabulary,
     weighted,
 )
-from tensorferry.feature_columns.encoding import FittedColumns, fit_columns, infer
+from tensorferry.feature_columns.encoding import FittedColumns
+from tensorferry.feature_columns.learning import fit_columns, infer
 
 __all__ = [
     "FeatureColumn",

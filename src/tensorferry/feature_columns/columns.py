@@ -5,19 +5,29 @@ not there in training. Networks take categorical columns as an `embedding` or as
 are.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tensorferry.errors import BadData
+from tensorferry.messages import did_you_mean
+
+Normalizer: TypeAlias = Literal["robust", "standard", "minmax", "none"]
+Unknown: TypeAlias = Literal["missing", "other", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
 class Numeric:
-    """A number, scaled by how it is spread in training; a missing one counts as the usual one, and says that it is missing."""
+    """A number, scaled by how it is spread in training.
+
+    A missing one counts as `missing`; where that is None as the usual one, and the model is told that it is missing.
+    """
 
     name: str
+    normalizer: Normalizer = "robust"
+    missing: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +41,16 @@ class Bucketized:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """One of several words; those of the training rows, the most frequent first, where none are given."""
+    """One of several words; those of the training rows, the most frequent first, where none are given.
+
+    A word that is not one of them counts as missing, as "other", which has a code of its own, or is refused.
+    """
 
     name: str
     values: tuple[str, ...] = ()
     max_size: int = 10_000
+    unknown: Unknown = "missing"
+    min_count: int = 1  # of training rows that a word must be in to be learnt
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +119,19 @@ class Indicator:
 FeatureColumn: TypeAlias = Numeric | Categorical | Embedding | Indicator
 
 
-def numeric(name: str) -> Numeric:
+def numeric(name: str, *, normalizer: Normalizer = "robust", missing: float | None = None) -> Numeric:
     """A number, scaled from the training rows.
 
-    >>> numeric("age")
-    Numeric(name='age')
+    `normalizer` is "robust" (median and quartiles), "standard" (mean and deviation), "minmax" (from 0 to 1) or "none". `missing`
+    is the number that stands for a missing one; None takes the usual one, and tells the model that it is missing.
+
+    >>> numeric("age").normalizer
+    'robust'
     """
-    return Numeric(name)
+    _check_word(name, "normalizer", normalizer, get_args(Normalizer))
+    if missing is not None and not math.isfinite(missing):
+        raise BadData(f"expected a finite number for a missing {name!r}, received {missing}")
+    return Numeric(name, normalizer, None if missing is None else float(missing))
 
 
 def bucketized(name: str, boundaries: Sequence[float] = (), *, num_buckets: int = 10) -> Bucketized:
@@ -126,8 +147,17 @@ def bucketized(name: str, boundaries: Sequence[float] = (), *, num_buckets: int 
     return Bucketized(name, ordered, num_buckets)
 
 
-def vocabulary(name: str, values: Sequence[str] | str | Path = (), *, max_size: int = 10_000) -> Vocabulary:
-    """One of several words: a list, a file with a word a line, or those of the training rows.
+def vocabulary(
+    name: str,
+    values: Sequence[str] | str | Path = (),
+    *,
+    max_size: int = 10_000,
+    unknown: Unknown = "missing",
+    min_count: int = 1,
+) -> Vocabulary:
+    """One of several words: a list, a file with a word a line, or those of at least `min_count` training rows.
+
+    `unknown` says what any other word counts as: "missing", "other" for a code of its own, or "refuse" for an error.
 
     >>> vocabulary("colour", ["red", "green"]).values
     ('red', 'green')
@@ -139,7 +169,9 @@ def vocabulary(name: str, values: Sequence[str] | str | Path = (), *, max_size: 
     if "" in values:
         raise BadData(f"the vocabulary of {name!r} has an empty word, which stands for a missing one; leave it out")
     _check_positive(name, "max_size", max_size)
-    return Vocabulary(name, tuple(map(str, values)), max_size)
+    _check_positive(name, "min_count", min_count)
+    _check_word(name, "unknown", unknown, get_args(Unknown))
+    return Vocabulary(name, tuple(map(str, values)), max_size, unknown, min_count)
 
 
 def identity(name: str, num_buckets: int) -> Identity:
@@ -235,6 +267,11 @@ def _check_positive(name: str, what: str, value: int) -> int:
     if value < 1:
         raise BadData(f"expected {what} of {name!r} to be at least 1, received {value}")
     return value
+
+
+def _check_word(name: str, what: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise BadData(f"no {what} {word!r} for {name!r}{did_you_mean(str(word), known)}; there are {', '.join(known)}")
 
 
 def _read_words(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Feature columns learnt from training rows, and rows of a table turned into what models compute with.
+"""Feature columns once they are learnt (see `learning`): rows of a table turned into what models compute with.
 
 What is learnt is plain data: boundaries, vocabularies, scales. It goes to JSON and back, and the same rows give the same codes in
 every back end. Words are hashed by CRC-32 of their UTF-8 bytes, which is the same on every machine and in every version.
@@ -6,9 +6,7 @@ every back end. Words are hashed by CRC-32 of their UTF-8 bytes, which is the sa
 
 import math
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,12 @@ from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.table import (
     Table,
     count_rows,
-    is_numeric,
-    looks_like_a_note,
     read_numbers,
-    read_table,
     read_words,
 )
+from tensorferry.messages import did_you_mean
 
 MIX_MODULUS, MIX_BY = 2**31 - 1, 1_103_515_245  # a prime, and a number that spreads keys over it
-_NUM_KNOTS = 32  # quantiles of a numeric column, which say how it is spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +30,8 @@ class NumericScale:
     """How a numeric column is spread over the training rows."""
 
     name: str
-    center: float  # the median: also what a missing value counts as
-    scale: float  # half of the distance between the quartiles, or the deviation where these are equal
+    center: float  # of the robust normalizer the median; also what a missing value counts as
+    scale: float  # of the robust normalizer half of the distance between the quartiles, or the deviation where these are equal
     knots: tuple[float, ...]  # quantiles, ascending, without repeats
 
 
@@ -70,11 +65,11 @@ class FittedColumns:
         """The columns of a table that are looked at, each once."""
         return tuple(dict.fromkeys(name for column in self.columns for name in fc.table_columns(column)))
 
-    def encode_numbers(self, table: Table) -> NDArray[np.float32]:
-        """Row by column, as they stand in the table; a missing one is NaN."""
+    def encode_numbers(self, table: Table) -> NDArray[np.float64]:
+        """Row by column, as they stand in the table; a missing one is what its column declares, or NaN."""
         if not self.numeric:
-            return np.zeros((count_rows(table), 0), np.float32)
-        return np.stack([read_numbers(table, column.name) for column in self.numeric], axis=1).astype(np.float32)
+            return np.zeros((count_rows(table), 0))
+        return np.stack([read_filled(table, column) for column in self.numeric], axis=1)
 
     def encode_codes(self, table: Table) -> list[Codes]:
         """The codes of every categorical column."""
@@ -97,76 +92,13 @@ class FittedColumns:
             raise BadData(f"these feature columns cannot be read: {error!r}") from error
 
 
-def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
-    """A column for every column of a table: numbers as numeric, words as their vocabulary; names and notes are left out.
-
-    >>> infer({"age": [31, 45], "city": ["Rome", "Bern"]})
-    [Numeric(name='age'), Vocabulary(name='city', values=(), max_size=10000)]
-    """
-    table = read_table(data)
-    left_out = set(ignore)
-    found: list[fc.FeatureColumn] = []
-    for name, values in table.items():
-        if name in left_out:
-            continue
-        if is_numeric(values):
-            found.append(fc.Numeric(name))
-        elif not looks_like_a_note(read_words(table, name)):
-            found.append(fc.Vocabulary(name))
-    return found
-
-
-def fit_columns(columns: Sequence[fc.FeatureColumn], table: Table) -> FittedColumns:
-    """The columns with what the training rows show."""
-    if not columns:
-        raise BadData("there is no feature column; name some, or give a table from which some can be inferred")
-    fitted = _share_vocabularies(tuple(_fit(column, table) for column in columns))
-    scales = tuple(_measure(table, column.name) for column in fitted if isinstance(column, fc.Numeric))
-    return FittedColumns(fitted, scales)
-
-
-def _share_vocabularies(columns: tuple[fc.FeatureColumn, ...]) -> tuple[fc.FeatureColumn, ...]:
-    """Embeddings that are shared know the words of each other, so that a word has one code in all of them."""
-    words: dict[str, dict[str, None]] = {}
-    for shared, column in _list_shared(columns):
-        if (found := _find_vocabulary(column)) is not None:
-            words.setdefault(shared, {}).update(dict.fromkeys(found.values))
-    joined = tuple(
-        _replace_words(column, tuple(words[column.shared]))
-        if isinstance(column, fc.Embedding) and column.shared in words and _find_vocabulary(column) is not None
-        else column
-        for column in columns
-    )
-    sizes: dict[str, int] = {}
-    for shared, column in _list_shared(joined):
-        size = count_codes(column)
-        if sizes.setdefault(shared, size) != size:
-            raise BadData(f"{shared!r} cannot share an embedding: one has {sizes[shared]} codes, another {size}")
-    return joined
-
-
-def _list_shared(columns: Iterable[fc.FeatureColumn]) -> list[tuple[str, fc.Embedding]]:
-    return [(column.shared, column) for column in columns if isinstance(column, fc.Embedding) and column.shared]
-
-
-def _find_vocabulary(column: fc.Embedding) -> fc.Vocabulary | None:
-    source = column.source.source if isinstance(column.source, fc.Weighted | fc.SequenceOf) else column.source
-    return source if isinstance(source, fc.Vocabulary) else None
-
-
-def _replace_words(column: Any, words: tuple[str, ...]) -> Any:
-    if isinstance(column, fc.Vocabulary):
-        return replace(column, values=words)
-    return replace(column, source=_replace_words(column.source, words))
-
-
 def count_codes(column: fc.FeatureColumn) -> int:
     """How many codes a fitted categorical column has, that of what is missing included."""
     match column:
         case fc.Bucketized():
             return len(column.boundaries) + 2
         case fc.Vocabulary():
-            return len(column.values) + 1
+            return len(column.values) + 1 + (column.unknown == "other")
         case fc.Identity() | fc.Hashed() | fc.Crossed():
             return column.num_buckets + 1
         case fc.Weighted() | fc.SequenceOf() | fc.Embedding() | fc.Indicator():
@@ -205,13 +137,21 @@ def _encode_single(column: fc.Single, table: Table) -> NDArray[np.int32]:
 
 def _encode_words(column: fc.Vocabulary | fc.Hashed, words: NDArray) -> NDArray[np.int32]:
     if isinstance(column, fc.Vocabulary):
-        places = {word: place for place, word in enumerate(column.values, 1)}
-        return np.array([places.get(word, 0) for word in words], np.int32)
+        places: dict[Any, int] = {None: 0, "": 0, **{word: place for place, word in enumerate(column.values, 1)}}
+        if column.unknown == "refuse" and (unknown := [word for word in words if word not in places]):
+            hint = did_you_mean(unknown[0], column.values)
+            raise BadData(f"the column {column.name!r} holds {unknown[0]!r}, which is not in its vocabulary{hint}")
+        return np.array([places.get(word, code_of_unknown(column)) for word in words], np.int32)
     known: dict[Any, int] = {None: 0}
     for word in words:
         if word not in known:
             known[word] = zlib.crc32(word.encode()) % column.num_buckets + 1
     return np.array([known[word] for word in words], np.int32)
+
+
+def code_of_unknown(column: fc.Vocabulary) -> int:
+    """The code of a word that is not in a fitted vocabulary."""
+    return len(column.values) + 1 if column.unknown == "other" else 0
 
 
 def _encode_crossed(column: fc.Crossed, table: Table) -> NDArray[np.int32]:
@@ -250,47 +190,10 @@ def _encode_sequence(column: fc.SequenceOf, table: Table) -> Codes:
     return Codes(codes, weights)
 
 
-def _fit(column: Any, table: Table) -> Any:
-    match column:
-        case fc.Embedding() | fc.Indicator() | fc.Weighted() | fc.SequenceOf():
-            if isinstance(column, fc.SequenceOf) and isinstance(column.source, fc.Vocabulary) and not column.source.values:
-                cells = [cell for cell in read_words(table, column.source.name) if cell is not None]
-                words = [word for cell in cells for word in cell.split(column.separator) if word]
-                return replace(column, source=_fit_vocabulary(column.source, words))
-            return replace(column, source=_fit(column.source, table))
-        case fc.Crossed():
-            return replace(column, parts=tuple(_fit(part, table) for part in column.parts))
-        case fc.Bucketized() if not column.boundaries:
-            numbers = read_numbers(table, column.name)
-            known = numbers[~np.isnan(numbers)]
-            if not len(known):
-                raise BadData(f"the column {column.name!r} is empty in every row; leave it out")
-            bounds = np.unique(np.quantile(known, np.linspace(0, 1, column.num_buckets + 1)[1:-1]))
-            return replace(column, boundaries=tuple(bounds.tolist()))
-        case fc.Vocabulary() if not column.values:
-            return _fit_vocabulary(column, [word for word in read_words(table, column.name) if word is not None])
-        case fc.Numeric() | fc.Bucketized() | fc.Vocabulary() | fc.Identity() | fc.Hashed():
-            read_words(table, column.name)  # says at once that a column is missing
-            return column
-        case _:
-            raise BadData(f"expected a feature column, received {column!r}; make one with tensorferry.feature_columns")
-
-
-def _fit_vocabulary(column: fc.Vocabulary, words: list[str]) -> fc.Vocabulary:
-    counted = Counter(words)
-    ordered = sorted(counted, key=lambda word: (-counted[word], word))[: column.max_size]
-    return replace(column, values=tuple(ordered))
-
-
-def _measure(table: Table, name: str) -> NumericScale:
-    numbers = read_numbers(table, name)
-    known = numbers[np.isfinite(numbers)]
-    if not len(known):
-        raise BadData(f"the column {name!r} is empty in every row; leave it out")
-    knots = np.unique(np.quantile(known, np.linspace(0, 1, _NUM_KNOTS + 1)))
-    low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
-    scale = (high - low) / 2 or float(known.std()) or 1.0
-    return NumericScale(name, float(middle), float(scale), tuple(knots.tolist()))
+def read_filled(table: Table, column: fc.Numeric) -> NDArray[np.float64]:
+    """A numeric column of a table; a missing one is what the column declares, or NaN."""
+    numbers = read_numbers(table, column.name)
+    return numbers if column.missing is None else np.where(np.isnan(numbers), column.missing, numbers)
 
 
 _KINDS = {

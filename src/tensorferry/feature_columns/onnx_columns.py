@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from tensorferry.errors import BadModel
 from tensorferry.feature_columns import columns as fc
-from tensorferry.feature_columns.encoding import MIX_BY, MIX_MODULUS, FittedColumns, count_codes, has_room_for_all
+from tensorferry.feature_columns.encoding import (
+    MIX_BY,
+    MIX_MODULUS,
+    FittedColumns,
+    code_of_unknown,
+    count_codes,
+    has_room_for_all,
+)
 from tensorferry.feature_columns.onnx_graph import TREES, OnnxGraph
 
 
@@ -39,8 +46,15 @@ def find_number_columns(columns: Iterable[fc.FeatureColumn]) -> frozenset[str]:
 
 
 def add_numbers(graph: OnnxGraph, fitted: FittedColumns) -> str:
-    """The numeric columns, (rows, columns) in float32; a missing one is NaN."""
-    return str(graph.add("Concat", *(graph.cast(graph.column(each.name), "float32") for each in fitted.numeric), axis=1))
+    """The numeric columns, (rows, columns) in float64; a missing one is what its column declares, or NaN."""
+    return str(graph.add("Concat", *(_add_filled(graph, each) for each in fitted.numeric), axis=1))
+
+
+def _add_filled(graph: OnnxGraph, column: fc.Numeric) -> str:
+    number = graph.column(column.name)
+    if column.missing is None:
+        return number
+    return str(graph.add("Where", graph.add("IsNaN", number), graph.constant(column.missing), number))
 
 
 def add_codes(graph: OnnxGraph, column: fc.FeatureColumn) -> CodesInGraph:
@@ -112,7 +126,7 @@ def _add_words(graph: OnnxGraph, column: fc.Vocabulary, words: str) -> str:
             domain=TREES,
             keys_tensor=graph.tensor(keys),
             values_tensor=graph.tensor(places),
-            default_tensor=graph.tensor(np.zeros(1, np.int64)),
+            default_tensor=graph.tensor(np.array([code_of_unknown(column)], np.int64)),
         )
     )
 
@@ -125,7 +139,7 @@ def _add_number_words(graph: OnnxGraph, column: fc.Vocabulary) -> str:
         domain=TREES,
         keys_tensor=graph.tensor(np.array([np.nan, *places], np.float64)),
         values_tensor=graph.tensor(np.array([0.0, *places.values()], np.float64)),
-        default_tensor=graph.tensor(np.zeros(1, np.float64)),
+        default_tensor=graph.tensor(np.array([code_of_unknown(column)], np.float64)),
     )
     return graph.cast(found, "int64")
 

@@ -1,17 +1,20 @@
 """Tables from wherever a user has them, as arrays by column: numbers, or objects that are texts or missing."""
 
 from collections.abc import Mapping
+from datetime import UTC, date, datetime, time
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets import Dataset
+from tensorferry.datasets.tables import dataset_from_arrow
 from tensorferry.errors import BadData
 from tensorferry.messages import did_you_mean
 
 Table: TypeAlias = Mapping[str, NDArray]
 
+_LARGEST_EXACT = 2**53  # above it, not every whole number is a float
 _MAX_CATEGORIES_SHARE = 0.5  # of the rows: a column with more different words is a name or a note
 
 
@@ -19,6 +22,8 @@ def read_table(data: Any) -> Table:
     """The columns of a data frame, a dataset, a mapping of columns, or a matrix, whose columns are called x0, x1, ..."""
     if isinstance(data, Dataset):
         return _read_inputs(data)
+    if hasattr(data, "column_names") and hasattr(data, "schema"):  # of Arrow
+        return _read_inputs(dataset_from_arrow(data, "the table"))
     if hasattr(data, "toarray"):
         raise BadData("expected a dense table, received a sparse matrix; convert it with .toarray()")
     if isinstance(data, Mapping):
@@ -57,19 +62,25 @@ def pick_column(table: Table, name: str) -> NDArray:
 def read_numbers(table: Table, name: str) -> NDArray[np.float64]:
     """A column as numbers; a missing one is NaN."""
     values = pick_column(table, name)
-    if values.dtype != object:
-        return values.astype(np.float64)
-    try:
-        return np.array([np.nan if value is None else float(value) for value in values], np.float64)
-    except (TypeError, ValueError):
-        wrong = next((place, value) for place, value in enumerate(values) if value is not None and not _is_number(value))
+    if values.dtype == object:
+        try:
+            values = np.array([np.nan if value is None else float(value) for value in values], np.float64)
+        except (TypeError, ValueError):
+            wrong = next((place, value) for place, value in enumerate(values) if value is not None and not _is_number(value))
+            raise BadData(
+                f"expected the column {name!r} to hold numbers, received {wrong[1]!r} in row {wrong[0]}; take it as a category"
+            ) from None
+    if np.isinf(numbers := values.astype(np.float64)).any():
+        place = int(np.flatnonzero(np.isinf(numbers))[0])
         raise BadData(
-            f"expected the column {name!r} to hold numbers, received {wrong[1]!r} in row {wrong[0]}; take it as a category"
-        ) from None
+            f"expected finite numbers in the column {name!r}, received {numbers[place]} (infinity) in row {place}; replace it, "
+            "or leave it empty (NaN)"
+        )
+    return numbers
 
 
 def read_words(table: Table, name: str) -> NDArray:
-    """A column as words, None where nothing is known; a whole number is written without a point."""
+    """A column as words, None where nothing is known; a whole number is written without a point, true and false as 1 and 0."""
     values = pick_column(table, name)
     if values.dtype == object:
         return np.array([None if _is_missing(value) else _write(value) for value in values], object)
@@ -85,6 +96,11 @@ def is_numeric(values: NDArray) -> bool:
     return values.dtype.kind in "iuf"
 
 
+def is_empty(values: NDArray) -> bool:
+    """Whether nothing is known in any row."""
+    return all(value is None for value in values) if values.dtype == object else bool(np.all(values != values))
+
+
 def looks_like_a_note(values: NDArray) -> bool:
     """Whether nearly every row has words of its own, from which nothing can be learnt."""
     known = [value for value in values if value is not None]
@@ -94,25 +110,59 @@ def looks_like_a_note(values: NDArray) -> bool:
 def _read_inputs(dataset: Dataset) -> Table:
     if large := [column.name for column in dataset.input_columns if column.shape]:
         raise BadData(f"{dataset.name}'s column {large[0]!r} holds arrays; estimators take tables of numbers and words")
-    rows = dataset.read_all()
-    return {column.name: rows[column.name] for column in dataset.input_columns}
+    names = [column.name for column in dataset.input_columns]
+    rows = dataset.only(names).read_all()
+    return {name: _read_column(rows[name]) for name in names}
 
 
 def _read_column(values: Any) -> NDArray:
     array = np.asarray(values)
-    if array.dtype.kind in "iufb":
-        return array
     if array.dtype.kind == "c":
         raise BadData("Complex data not supported: expected numbers and words")
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
     if array.ndim != 1:
         raise BadData(f"expected a value a row, received an array of shape {array.shape}")
-    objects = np.array([None if _is_missing(value) else value for value in array.tolist()], object)
+    if array.dtype.kind in "iufb":
+        return array
+    if array.dtype.kind in "Mm":
+        return _read_times(array)
+    given = array.tolist()
+    objects = np.array([*(None if _is_missing(value) else _read_value(value) for value in given), None], object)[:-1]
     known = [value for value in objects if value is not None]
-    if known and all(isinstance(value, bool | int | float | np.number) for value in known):
+    are_booleans = all(isinstance(value, bool | np.bool_) for value in known)
+    if known and not are_booleans and all(isinstance(value, bool | int | float | np.number) for value in known):
+        if any(abs(value) > _LARGEST_EXACT for value in known if isinstance(value, int)):
+            return objects if len(known) < len(objects) else _read_large(objects)
         return np.array([np.nan if value is None else float(value) for value in objects], np.float64)
-    if wrong := next((value for value in known if not isinstance(value, str | bool | int | float | np.generic)), None):
+    wrong = next((value for value in known if not isinstance(value, str | bool | int | float | np.generic)), None)
+    if wrong is not None:
         raise BadData(f"expected numbers and words, received a {type(wrong).__name__}; argument must be a string or a number")
     return objects
+
+
+def _read_value(value: Any) -> Any:
+    """Bytes as the text that they are, as TensorFlow has texts; a day or a time as seconds since 1970."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, date):
+        moment = value if isinstance(value, datetime) else datetime.combine(value, time())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    return value
+
+
+def _read_times(values: NDArray) -> NDArray[np.float64]:
+    """Seconds since 1970, or that something took; NaN where none is known."""
+    microseconds = values.astype(f"{'datetime64' if values.dtype.kind == 'M' else 'timedelta64'}[us]")
+    return np.where(np.isnat(microseconds), np.nan, microseconds.astype(np.int64) / 1e6)
+
+
+def _read_large(values: NDArray) -> NDArray:
+    """Whole numbers that no float holds, as integers where these do."""
+    try:
+        return values.astype(np.int64)
+    except (OverflowError, TypeError):
+        return values
 
 
 def _is_missing(value: Any) -> bool:
@@ -131,6 +181,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _write(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return str(int(value))  # as a column has it in which none is missing
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
     return str(value)

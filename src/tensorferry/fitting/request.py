@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorferry import __version__
 from tensorferry.datasets import Dataset
+from tensorferry.datasets.loading import is_path
 from tensorferry.errors import BadData, BadOption
 from tensorferry.estimators import KINDS
 from tensorferry.estimators.calibration import METHODS
@@ -42,6 +43,7 @@ class FitRequest:
     test_share: float = 0.2
     calibrate: str | None = None  # a method
     threshold: str | None = None  # a number, or an aim
+    stratified: bool = False  # whether classes have their shares in the rows to test on; not in runs of older versions
     command: tuple[str, ...] = ()
     version: str = __version__
 
@@ -83,6 +85,11 @@ def choose_task(request: FitRequest, dataset: Dataset) -> str:
         return "classes"
     is_whole = target.dtype.kind != "f" or bool(np.all(target[~np.isnan(target)] % 1 == 0))
     return "classes" if is_whole and len(np.unique(target)) <= _MAX_CLASSES else "values"
+
+
+def split_rows(request: FitRequest, dataset: Dataset) -> tuple[Dataset, Dataset]:
+    """The rows to learn from, and those to test on: the same for the same request."""
+    return dataset.split(1 - request.test_share, seed=request.seed, stratify=request.stratified)
 
 
 def make_estimator(request: FitRequest, task: str) -> Any:
@@ -134,8 +141,6 @@ def _read_setting(name: str, text: str, known: Mapping[str, Any], model: str) ->
 
 def absolute_table(table: str) -> str:
     """The table's name, or the whole path of its file, so that it is found from anywhere."""
-    from tensorferry.datasets.loading import is_path
-
     if not is_path(table):
         return table
     path = Path(table).expanduser()

@@ -14,7 +14,7 @@ from tensorferry.files import write_whole
 from tensorferry.fitting.figures import FitFigures, measure_fit
 from tensorferry.fitting.folder import CONFIG, ENVIRONMENT, ESTIMATOR, FIGURES, PAGE
 from tensorferry.fitting.page import html_fit_page
-from tensorferry.fitting.request import FitRequest, absolute_table, check_request, choose_task, make_estimator
+from tensorferry.fitting.request import FitRequest, absolute_table, check_request, choose_task, make_estimator, split_rows
 from tensorferry.pages import check_ending, write_page
 from tensorferry.train.config import describe_environment
 from tensorferry.train.folder import open_new, writing
@@ -39,9 +39,10 @@ def fit_table(request: FitRequest, folder: Path, *, force: bool = False, tell: T
     check_request(request)
     request = replace(request, table=absolute_table(request.table))
     dataset = load(request.table, target=request.target)
-    request = replace(request, target=dataset.target_name, task=choose_task(request, dataset))
+    task = choose_task(request, dataset)
+    request = replace(request, target=dataset.target_name, task=task, stratified=task == "classes")
     model = make_estimator(request, request.task)
-    train, test = dataset.split(1 - request.test_share, seed=request.seed)
+    train, test = split_rows(request, dataset)
     with unwind_on_sigterm(), open_new(folder, force) as run:
         tell(f"{request.model} on {len(train):,} rows of {dataset.name} for {request.task} of {request.target}")
         baseline = estimators.KINDS["BaselineClassifier" if request.task == "classes" else "BaselineRegressor"]().fit(train)
@@ -63,7 +64,7 @@ def _fit(model: Any, request: FitRequest, train: Dataset) -> None:
     if request.calibrate is None and aim is None:
         model.fit(train)
         return
-    learnt, aside = train.split(1 - _SET_ASIDE_SHARE, seed=request.seed)
+    learnt, aside = train.split(1 - _SET_ASIDE_SHARE, seed=request.seed, stratify=True)
     model.fit(learnt)
     if request.calibrate is not None:
         model.calibrate(aside, method=request.calibrate)
@@ -75,8 +76,7 @@ def load_fitted(folder: Path) -> FittedTable:
     """The model of a run, and its table once more."""
     request = _read_request(folder)
     dataset = load(request.table, target=request.target)
-    test = dataset.split(1 - request.test_share, seed=request.seed)[1]
-    return FittedTable(request, estimators.load(folder / ESTIMATOR), test)
+    return FittedTable(request, estimators.load(folder / ESTIMATOR), split_rows(request, dataset)[1])
 
 
 def draw_fit(folder: Path, path: Path | None = None) -> Path:

@@ -104,6 +104,11 @@ def ask_original(
         first = answered[0].answers[0]
         metric = find_metric(targets[: len(first)], first, class_axis(first))
         targets = targets[: sum(_num_rows(each.inputs) for each in answered)] if metric else None
+        if targets is not None and not (targets >= 0).any():
+            raise BadOption(
+                f"none of the targets of the {len(targets)} samples that were asked is a class (below zero means unknown), so no "
+                "loss can be measured; give some that are, or none at all"
+            )
     return ReferenceAnswers(signature, tuple(answered), odd, judge, num_left, targets, metric)
 
 
@@ -153,6 +158,8 @@ def _find_interval(agreed: Array) -> Interval:
     if agreed.ndim == 1:
         return wilson_interval(float(np.mean(agreed)), len(agreed))
     shares = agreed.reshape(len(agreed), -1).mean(1).tolist()
+    if min(shares) == max(shares):  # how much they vary cannot be told from these: each says as much as one answer
+        return wilson_interval(shares[0], len(shares))
     found = student_interval(shares)
     return Interval(max(0.0, found.low), min(1.0, found.high))
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
 from tensorferry.optimization.agreement import ReferenceAnswers, ask_original, class_axis
@@ -16,7 +14,7 @@ from tensorferry.optimization.gate import MIN_AGREEMENT, AnswerGate
 from tensorferry.optimization.metric import MAX_DROP, refuse_targets
 from tensorferry.optimization.report import OptimizationReport
 from tensorferry.optimization.repository import read_target
-from tensorferry.optimization.samples import MAX_SAMPLES, Arrays, name_samples, read_samples, read_targets, split_samples
+from tensorferry.optimization.samples import Arrays, choose_rows, name_samples, read_samples, read_targets, split_samples
 from tensorferry.optimization.saving import SavableModel, save_model
 from tensorferry.optimization.search import ASK_SHARE, search
 from tensorferry.optimization.sources.loading import LoadedSource, SourceOptions, load_source
@@ -131,7 +129,7 @@ def optimize(
         source_options = SourceOptions(example, tuple(labels), None if weights is None else Path(weights), trust)
         loaded = load_source(model, source_options, folder.new())
         source, num_rows = loaded.source, len(next(iter(loaded.samples.values())))
-        rows, calibration = np.arange(num_rows)[:MAX_SAMPLES], None
+        rows, calibration = choose_rows(num_rows), None
         notes: tuple[str, ...] = ()
         right = loaded.targets if targets is None else read_targets(_as_path(targets), num_rows)
         if "int8" in precisions:

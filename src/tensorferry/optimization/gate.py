@@ -1,8 +1,8 @@
 """The gate: what a candidate must keep of the original to be let in, and whether the samples are enough to tell.
 
 Where the right answers are known, what counts is how much accuracy or Dice is lost; otherwise, how often the answers agree.
-Figures come with 95 % intervals: the figure itself decides, and where its interval reaches a point below what is asked for, that
-is said.
+Figures come with 95 % intervals: the figure itself decides, and where its interval reaches clearly beyond what is asked for (a
+point of agreement or accuracy, 0.4 of Dice), that is said.
 """
 
 import math
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from tensorferry.optimization.agreement import Comparison
 from tensorferry.optimization.intervals import Interval, count_needed
+from tensorferry.optimization.metric import TOLD_APART
 
 MIN_AGREEMENT = 0.99  # where nothing else is said
 _ROUNDING = 1e-6  # of a share of samples
-_POINT = 0.01  # what samples should be able to tell
+_POINT = 0.01  # of agreement: what samples should be able to tell
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ class AnswerGate:
         """Why the samples are too few to be sure of such answers; empty: they are enough."""
         lost, interval = comparison.metric_drop, comparison.interval
         if self.max_drop is not None and lost is not None:
-            if lost.interval.high <= self.max_drop + _POINT:
+            other = self.max_drop + TOLD_APART[lost.metric]
+            if lost.interval.high <= other:
                 return ""
             return (
-                f"these samples cannot tell whether more than {_points(self.max_drop + _POINT)} of {lost.metric} are lost "
+                f"these samples cannot tell whether more than {_points(other)} of {lost.metric} are lost "
                 f"({describe_points(lost.interval)} at 95 %); give more"
             )
         other = self.min_agreement - _POINT

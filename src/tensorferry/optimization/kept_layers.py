@@ -1,7 +1,8 @@
 """An OpenVINO model with some layers back in fp32: their quantisers are passed by.
 
 NNCF puts a FakeQuantize before each input of a layer, its weights among them. A layer whose inputs skip theirs computes in fp32
-again, with the weights that it had; its neighbours keep their own quantisers.
+again, with the weights that it had; its neighbours keep their own quantisers. Where weights alone are int8 there is none: NNCF is
+told which layers to leave out.
 """
 
 from collections.abc import Collection
@@ -11,6 +12,7 @@ from typing import Any
 _QUANTISER = "FakeQuantize"
 # what only passes numbers on: a quantiser in front of it belongs to the layer behind
 _SHAPERS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Convert", "Slice", "StridedSlice", "Split"})
+_UNPACKERS = frozenset({"Multiply", "Subtract"})  # between int8 weights and what multiplies by them
 
 
 def list_layers(model: Any) -> tuple[str, ...]:
@@ -20,6 +22,12 @@ def list_layers(model: Any) -> tuple[str, ...]:
         for op in model.get_ordered_ops()
         if op.get_type_name() not in _SHAPERS | {_QUANTISER} and any(_find_quantised(each) is not None for each in op.inputs())
     )
+
+
+def list_compressed(model: Any) -> tuple[str, ...]:
+    """What has weights alone in int8, in order."""
+    ops = [op for op in model.get_ordered_ops() if op.get_type_name() not in _SHAPERS | _UNPACKERS]
+    return tuple(op.get_friendly_name() for op in ops if any(map(_has_int8_weights, op.inputs())))
 
 
 def write_kept(model: Any, kept: Collection[str], folder: Path) -> Path:
@@ -41,6 +49,14 @@ def write_kept(model: Any, kept: Collection[str], folder: Path) -> Path:
     compress_quantize_weights_transformation(copy)
     ov.save_model(copy, folder / "model.xml", compress_to_fp16=False)
     return folder / "model.xml"
+
+
+def _has_int8_weights(place: Any) -> bool:
+    """Whether an input is int8 numbers that are scaled back on the way."""
+    node = place.get_source_output().get_node()
+    while node.get_type_name() in _SHAPERS | _UNPACKERS:
+        node = node.input(0).get_source_output().get_node()
+    return bool(node.get_type_name() == "Constant") and node.get_element_type().to_string() in ("u8", "i8")
 
 
 def _find_quantised(place: Any) -> Any:

@@ -1,8 +1,10 @@
 """Which layers must stay in fp32 for an int8 file to pass the gate? As few as possible, the most sensitive ones first.
 
 A layer's sensitivity is what happens when it alone is quantised: the error of the answers, relative to their size, on samples of
-the calibration, so that the gate's samples choose nothing but the number of layers. Then the number of layers kept, from the most
-sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file that is let in has passed.
+the calibration, so that the gate's samples choose nothing but the number of layers. Layers are looked at in groups, of which the
+one that does most harm is halved, again and again: whenever the time is up, most is known of what matters most. Then the number
+of layers kept, from the most sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file
+that is let in has passed.
 """
 
 import math
@@ -17,6 +19,7 @@ from tensorferry.serve.core.tensors import Array
 
 _NUM_SAMPLES = 8  # that a layer's sensitivity is measured on
 _MAX_KEPT = 0.75  # of the layers: with more of them in fp32 hardly anything is gained
+_HARMLESS = 0.1  # of the error of all layers together: a group that does no more is not halved
 
 Answer = Callable[[Collection[str], Arrays], list[Array]]  # of the model with these layers in fp32
 
@@ -26,7 +29,15 @@ class LayerSensitivity:
     """What quantising one layer alone does to the answers."""
 
     layer: str
-    error: float  # root mean square, relative to that of the answers
+    error: float  # root mean square, relative to that of the answers; of a group, an even share: squares of errors add up
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Layers that were quantised together."""
+
+    layers: tuple[str, ...]
+    error: float
 
 
 def take_probe(calibration: Arrays) -> Arrays:
@@ -35,16 +46,24 @@ def take_probe(calibration: Arrays) -> Arrays:
 
 
 def rank_layers(layers: tuple[str, ...], answer: Answer, probe: Arrays, deadline: float) -> list[LayerSensitivity]:
-    """The layers, the most sensitive first; empty where there is no time to look at all of them."""
+    """The layers, the most sensitive first; empty where there is no time to tell any from the others."""
     expected = answer(layers, probe)
-    found: list[LayerSensitivity] = []
-    began = time.perf_counter()
-    for layer in layers:
-        # the first looks tell how long all of them take: what cannot be finished is not gone on with
-        if found and time.perf_counter() + (len(layers) - len(found)) * (time.perf_counter() - began) / len(found) > deadline:
-            return []
-        others = [each for each in layers if each != layer]
-        found.append(LayerSensitivity(layer, _relative_error(expected, answer(others, probe))))
+
+    def look_at(group: tuple[str, ...]) -> _Group:
+        return _Group(group, _relative_error(expected, answer([each for each in layers if each not in group], probe)))
+
+    groups = [look_at(layers)]
+    harmless = _HARMLESS * groups[0].error
+    while time.perf_counter() < deadline:
+        worst = max((each for each in groups if len(each.layers) > 1), key=lambda each: each.error, default=None)
+        if worst is None or (len(groups) > 1 and worst.error <= harmless):
+            break
+        groups.remove(worst)
+        middle = len(worst.layers) // 2
+        groups += [look_at(worst.layers[:middle]), look_at(worst.layers[middle:])]
+    if len(groups) == 1 < len(layers):
+        return []
+    found = [LayerSensitivity(layer, group.error / math.sqrt(len(group.layers))) for group in groups for layer in group.layers]
     return sorted(found, key=lambda each: -each.error)
 
 
@@ -69,7 +88,8 @@ def _relative_error(expected: list[Array], given: list[Array]) -> float:
     for one, other in zip(expected, given, strict=True):
         if one.dtype.kind == "f" and one.size:
             size = math.sqrt(float(np.mean(np.square(one, dtype=np.float64)))) or 1.0
-            errors.append(math.sqrt(float(np.mean(np.square(one.astype(np.float64) - other)))) / size)
+            error = math.sqrt(float(np.mean(np.square(one.astype(np.float64) - other)))) / size
+            errors.append(error if math.isfinite(error) else math.inf)
     return max(errors, default=0.0)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tensorferry.extras import missing_extra
-from tensorferry.optimization.kept_layers import list_layers, write_kept
+from tensorferry.optimization.kept_layers import list_compressed, list_layers, write_kept
 from tensorferry.optimization.samples import MAX_CALIBRATION, Arrays
 
 _PRODUCTS = ["MatMul", "Gemm"]
@@ -52,7 +52,7 @@ def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
     return {
         "openvino": (
             Quantiser("NNCF", "NNCF", _prepare_nncf),
-            Quantiser("NNCF, weights alone", "weights", _in_one_piece(_quantise_weights)),
+            Quantiser("NNCF, weights alone", "weights", _prepare_weights),
             *_list_wider_groups(),
         ),
         "onnxruntime": (
@@ -66,8 +66,8 @@ def _list_wider_groups() -> tuple[Quantiser, ...]:
     """Weights alone, with more activations on one scale than the 32 that OpenVINO takes by itself: faster, and coarser."""
     if not _has_vnni():  # activations stay in fp32 there
         return ()
-    prepare, settings = _in_one_piece(_quantise_weights), {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_WIDE_GROUP)}
-    return (Quantiser(f"NNCF, weights alone, activations by {_WIDE_GROUP}", f"weights, by {_WIDE_GROUP}", prepare, settings),)
+    title, settings = f"NNCF, weights alone, activations by {_WIDE_GROUP}", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_WIDE_GROUP)}
+    return (Quantiser(title, f"weights, by {_WIDE_GROUP}", _prepare_weights, settings),)
 
 
 def _in_one_piece(quantise: Callable[[Path, Path], Path]) -> Callable[[Path, Arrays, Path], QuantisedModel]:
@@ -99,15 +99,25 @@ def _prepare_nncf(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:
     return QuantisedModel(list_layers(quantised), lambda kept, folder: write_kept(quantised, kept, folder))
 
 
-def _quantise_weights(path: Path, folder: Path) -> Path:
+def _prepare_weights(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:  # noqa: ARG001
     import openvino as ov
 
     from tensorferry.serve.runtimes.openvino import open_core
 
     nncf = _import_nncf()
-    compressed = nncf.compress_weights(open_core().read_model(path), mode=nncf.CompressWeightsMode.INT8_ASYM)
-    ov.save_model(compressed, folder / "model.xml", compress_to_fp16=False)
-    return folder / "model.xml"
+
+    def compress(kept: Collection[str]) -> Any:
+        return nncf.compress_weights(
+            open_core().read_model(path),
+            mode=nncf.CompressWeightsMode.INT8_ASYM,
+            ignored_scope=nncf.IgnoredScope(names=list(kept)) if kept else None,
+        )
+
+    def write(kept: Collection[str], folder: Path) -> Path:
+        ov.save_model(compress(kept), folder / "model.xml", compress_to_fp16=False)
+        return folder / "model.xml"
+
+    return QuantisedModel(list_compressed(compress(())), write)
 
 
 def _import_nncf() -> Any:

@@ -18,7 +18,7 @@ from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 Arrays: TypeAlias = dict[str, Array]  # a batch by name; rows first
 
 NUM_RANDOM = 16
-MAX_SAMPLES = 512  # that answers are compared on; the first ones
+MAX_SAMPLES = 512  # that answers are compared on
 MAX_CALIBRATION = 128  # that int8 is calibrated on; more only takes longer
 _MIN_CALIBRATION, _MIN_COMPARED = 4, 4  # below that int8 would be guessed
 _FREE_SIZE = 32  # of a free size that nothing is known about
@@ -92,19 +92,18 @@ class SampleSplit:
 def split_samples(samples: Arrays, calibration: Arrays | None) -> SampleSplit:
     """Rows to calibrate on and rows to compare on, the same ones in every search; no row stands on both sides.
 
-    Without samples for calibration half of the rows, at most `MAX_CALIBRATION`, become them, drawn evenly: rows may be sorted.
+    Without samples for calibration half of the rows, at most `MAX_CALIBRATION`, become them. Neither is in the order of a file.
     """
     num_rows = len(next(iter(samples.values())))
     if calibration is None:
         num_given = min(num_rows // 2, MAX_CALIBRATION)
-        order = np.random.default_rng(0).permutation(num_rows)
-        pool, own, compared = samples, np.sort(order[:num_given]), np.sort(order[num_given:])
+        order = _shuffle(num_rows)
+        pool, own, compared = samples, order[:num_given], order[num_given:]
     else:
-        num_given = len(next(iter(calibration.values())))
-        pool, own, compared = calibration, np.arange(num_given), np.arange(num_rows)
+        pool, own, compared = calibration, _shuffle(len(next(iter(calibration.values())))), _shuffle(num_rows)
+    compared = compared[:MAX_SAMPLES]
     seen = set(_digest_rows(samples, compared))
     fresh = [row for row, each in zip(own, _digest_rows(pool, own), strict=True) if each not in seen][:MAX_CALIBRATION]
-    compared = compared[:MAX_SAMPLES]
     if len(fresh) < _MIN_CALIBRATION or len(compared) < _MIN_COMPARED:
         raise BadOption(
             f"int8 needs at least {_MIN_CALIBRATION} samples to calibrate on and {_MIN_COMPARED} others to compare on; "
@@ -112,6 +111,15 @@ def split_samples(samples: Arrays, calibration: Arrays | None) -> SampleSplit:
         )
     note = f"int8 was calibrated on {len(fresh)} samples and judged on {len(compared)} others; no sample is among both"
     return SampleSplit({name: array[fresh] for name, array in pool.items()}, compared, note)
+
+
+def choose_rows(num_rows: int) -> Array:
+    """Which rows to compare on, the same ones in every search, in no order: a file's may be sorted, and time may end early."""
+    return _shuffle(num_rows)[:MAX_SAMPLES]
+
+
+def _shuffle(num_rows: int) -> Array:
+    return np.random.default_rng(0).permutation(num_rows)
 
 
 def _digest_rows(samples: Arrays, rows: Array) -> list[bytes]:

@@ -52,7 +52,7 @@ def search(
     original = source.original.new_runner()
     baseline = _measure_original(source, original, reference, asked)
     built = builder.build_all(source, built_by)
-    found = list(_measure_all(built, reference, rejected, tell, looked_at))
+    found = list(_measure_all(built, reference, options.gate, rejected, tell, looked_at))
     at_first = {each.title: _latency(each) for each in found}
     finalists, baseline = _time_finalists(found, baseline, original, reference, deadline, tell)
     # only what was timed in the same turns is compared: a first look may have met a busier or a quieter moment
@@ -109,7 +109,12 @@ def _measure_original(source: Source, original: Runner, reference: ReferenceAnsw
 
 
 def _measure_all(
-    built: list[BuiltFile], reference: ReferenceAnswers, rejected: list[CandidateResult], tell: Tell, deadline: float
+    built: list[BuiltFile],
+    reference: ReferenceAnswers,
+    gate: AnswerGate,
+    rejected: list[CandidateResult],
+    tell: Tell,
+    deadline: float,
 ) -> Iterator[CandidateResult]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant, each.settings)) for each in built]
     # every file with its usual number of threads comes first
@@ -124,6 +129,12 @@ def _measure_all(
             rejected.append(replace(result, verdict=_NOT_MEASURED, candidate=None))
             continue
         tell(f"measuring {count + 1} of {len(order)}: {candidate.title}")
+        if candidate.accelerator:  # threads change no answer; other kernels may
+            comparison, reason = check_candidate(candidate, reference, gate)
+            result = replace(result, comparison=comparison)
+            if reason:
+                rejected.append(replace(result, verdict=reason, candidate=None))
+                continue
         try:
             speed = _look_at(candidate, reference, deadline)
         except Exception as error:  # it passed with other settings; with these it may not even load

@@ -14,8 +14,9 @@ from tensorferry.messages import kind_and_first_line
 from tensorferry.serve.core.config import choose_versions, is_ensemble, read_config
 from tensorferry.serve.core.ensemble import read_steps
 from tensorferry.serve.core.folder import CARD_NAME, list_models, list_versions
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
 from tensorferry.serve.core.repository import Repository
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.runtimes.table import find_backend
 
 

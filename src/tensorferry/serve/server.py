@@ -22,13 +22,13 @@ from tensorferry.serve.core.hosts import AllowedHosts
 from tensorferry.serve.core.keys import ApiKeys
 from tensorferry.serve.core.limiter import Limiter
 from tensorferry.serve.core.limits import MAX_MESSAGE_NBYTES, HttpLimits, RpcLimits
-from tensorferry.serve.core.loading import Workshop
 from tensorferry.serve.core.logs import LOGGER, start_log
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.settings import Settings
 from tensorferry.serve.core.shared_memory import Regions
 from tensorferry.serve.core.tracing import TraceExporter
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.front import Front
 from tensorferry.serve.grpc import connection as http2
 from tensorferry.serve.grpc.service import Service

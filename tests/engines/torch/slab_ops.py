@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+from torch import nn
+
 from tensorferry.engines.torch.record import OpMode
 from tensorferry.engines.torch.stream import rules
 from tensorferry.engines.torch.stream.decision import StreamSizes
@@ -11,6 +14,18 @@ from tensorferry.engines.torch.stream.streamer import Streamer
 from tensorferry.tiers import open_tier
 
 rules.load()
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor]:
+    """Of every parameter; none may be missing."""
+    missing = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not missing, f"no gradients of {missing}"
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A streamed tensor in memory."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 class AnyRoom:

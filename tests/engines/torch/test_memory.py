@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from programs import run_program
 
-from tensorferry.engines.torch.large_model import _MARGIN
+from tensorferry.engines.torch.limits import MARGIN
 from tensorferry.units import parse_bytes
 
 PROGRAM = """
@@ -69,7 +69,7 @@ def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight(
     floor, plain = roomy["floor"], roomy["planned"]
     # large pages: no effect where the system never gives them
     for share, large_pages in ((0.4, "0"), (0.2, "1"), (0.08, "0")):
-        budget = _MARGIN.budget_for(int(floor + share * (plain - floor)))
+        budget = MARGIN.budget_for(int(floor + share * (plain - floor)))
         monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", large_pages)
         tight = run_program(PROGRAM, budget)
         assert tight["losses"] == roomy["losses"]
@@ -81,10 +81,10 @@ def test_the_measured_peak_stays_within_budgets_from_roomy_to_tight(
 def test_a_plan_that_keeps_no_freed_memory_holds_after_plans_that_did(roomy: dict[str, Any]) -> None:
     """The heap has holes then, and what malloc takes from them it does not give back."""
     # just above the least that freed memory can be kept in, of which 8 MiB are for what a heap grows by itself
-    budget = _MARGIN.budget_for(roomy["floor_with_freed"] + 9 * 2**20)
+    budget = MARGIN.budget_for(roomy["floor_with_freed"] + 9 * 2**20)
     found = run_program(CHANGE_OF_MIND + PROGRAM, budget)
     assert found["losses"] == roomy["losses"]
-    assert found["peak"] <= _MARGIN.limit_of(budget) + 2 * 2**20
+    assert found["peak"] <= MARGIN.limit_of(budget) + 2 * 2**20
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,17 @@
-"""A thousand small steps of random shapes and budgets leave no bytes, files or threads behind."""
+"""Hundreds of small steps of random shapes and budgets leave no bytes, files or threads behind."""
 
+import copy
 import gc
 import os
 import random
 import threading
+from functools import partial
 
 import pytest
 import torch
 from adversary import Adversary, adversary_opener
 from cases import Residual
+from slab_ops import streaming
 from torch.nn import functional
 
 import tensorferry as ferry
@@ -28,6 +31,10 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, edge: int, d
     optimizer.zero_grad()
 
 
+def _open_window(large: LargeTraining, window_nbytes: int, _: int) -> None:
+    LargeTraining._open_window(large, window_nbytes)
+
+
 def _num_tensors() -> int:
     gc.collect()
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
@@ -35,7 +42,7 @@ def _num_tensors() -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("where", ["disk", "adversary"])
+@pytest.mark.parametrize("where", ["disk", "adversary", "weights"])
 def test_a_thousand_steps_leak_nothing(where: str) -> None:
     dice = random.Random(0)
     torch.manual_seed(0)
@@ -44,7 +51,7 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
     _step(model, optimizer, 16, random.Random(1))
     tensors = _num_tensors()  # first: it collects what earlier tests left, and the files of that
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    for i in range(NUM_CONTEXTS):
+    for i in range(NUM_CONTEXTS // 5 if where == "weights" else NUM_CONTEXTS):
         adversary = Adversary(seed=i)
         budget = dice.randrange(2**26, 2**31)
         if where == "disk":
@@ -52,12 +59,52 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
                 model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5
             )
         else:
-            large = LargeTraining(model, 7 * 2**20, "auto", True, 2048, 10.0, adversary_opener(adversary))
+            moves = where == "weights"
+            large = LargeTraining(
+                model, 7 * 2**20, "auto", True, 256 if moves else 2048, 10.0, adversary_opener(adversary), weights=moves
+            )
+            if moves:  # through a window that hardly has room for an op
+                narrow = 2 * max(parameter.nbytes for parameter in model.parameters())
+                large._open_window = partial(_open_window, large, narrow)  # type: ignore[method-assign]
         with large:
             for _ in range(NUM_STEPS):
                 _step(model, optimizer, dice.choice([8, 12, 16]), dice)
+                if dice.random() < 0.1:
+                    copy.deepcopy((model.state_dict(), optimizer.state_dict()))
         assert adversary.num_slots == 0
         del large
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == files
     assert _num_tensors() <= tensors
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_streamed_steps_of_any_shape_leak_nothing() -> None:
+    dice = random.Random(0)
+    torch.manual_seed(0)
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    _step(model, optimizer, 16, random.Random(1))
+    tensors = _num_tensors()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for i in range(NUM_CONTEXTS // 4):
+        with streaming(dice.randrange(4_000, 64_000)) as streamer:
+            for _ in range(NUM_STEPS // 5):
+                streamer.begin_step(streamer.sizes)
+                _step(model, optimizer, dice.choice([8, 12, 16]), dice)
+                if dice.random() < 0.1:
+                    with pytest.raises(ZeroDivisionError):
+                        _fail_in_forward(model)
+            _num_tensors()  # it collects graphs that were never used
+            streamer.io.release_departed()
+            assert not streamer.io.live(), i
+            assert streamer.counts.num_stored
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert _num_tensors() <= tensors
+
+
+def _fail_in_forward(model: torch.nn.Module) -> None:
+    out = model(torch.randn(2, 3, 16, 16)).square()
+    raise ZeroDivisionError(out.shape)

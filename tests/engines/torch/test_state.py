@@ -1,7 +1,9 @@
 """Optimizer state waits elsewhere during forward and backward, and is there for whoever wants it."""
 
+import copy
 import gc
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,15 @@ def _copy_state_dict(_: nn.Module, optimizer: torch.optim.Optimizer) -> list[tor
     return [torch.from_numpy(value.numpy().copy()) for values in state.values() for value in values.values()]
 
 
-@pytest.mark.parametrize("look", [_sum_by_ops, _sum_by_lists, _copy_state_dict])
+def _copy_optimizer(_: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return _values(copy.deepcopy(optimizer))
+
+
+def _pickle_tensors(_: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [pickle.loads(pickle.dumps(v)) for values in optimizer.state.values() for v in values.values()]
+
+
+@pytest.mark.parametrize("look", [_sum_by_ops, _sum_by_lists, _copy_state_dict, _copy_optimizer, _pickle_tensors])
 @pytest.mark.parametrize("seed", range(2))
 def test_whoever_looks_at_the_state_in_the_middle_of_a_step_sees_all_of_it(look: Any, seed: int) -> None:
     adversary = Adversary(seed)

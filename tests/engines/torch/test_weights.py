@@ -4,10 +4,12 @@ import copy
 import io
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from adversary import Adversary, adversary_opener
 from programs import run_program
@@ -35,6 +37,13 @@ class Tied(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x)) + x
         return self.last(x)
+
+
+def tree_leaves(value: Any) -> list[Any]:
+    """In an order that is that of names, since a file may have another one."""
+    if isinstance(value, dict):
+        value = [value[key] for key in sorted(value, key=str)]
+    return [leaf for part in value for leaf in tree_leaves(part)] if isinstance(value, list | tuple) else [value]
 
 
 Step = Callable[[nn.Module, torch.optim.Optimizer, int], torch.Tensor]
@@ -122,6 +131,13 @@ def _large(model: nn.Module, adversary: Adversary) -> LargeTraining:
     return LargeTraining(model, BUDGET_NBYTES, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
 
 
+def _in_a_narrow_window(model: nn.Module, adversary: Adversary) -> LargeTraining:
+    """Of a few layers, whatever the budget has room for."""
+    large = _large(model, adversary)
+    large._open_window = lambda _, open_window=large._open_window: open_window(80 * 2**10)  # type: ignore[method-assign]
+    return large
+
+
 @pytest.mark.parametrize(
     ("step", "optimizer"),
     [
@@ -135,19 +151,120 @@ def _large(model: nn.Module, adversary: Adversary) -> LargeTraining:
 )
 def test_weights_that_wait_elsewhere_train_to_the_same_bits(step: Step, optimizer: str) -> None:
     adversary = Adversary(seed=len(optimizer))
-
-    def around(model: nn.Module) -> LargeTraining:
-        large = _large(model, adversary)
-        # a window of a few layers, whatever the budget has room for
-        large._open_window = lambda _, open_window=large._open_window: open_window(80 * 2**10)  # type: ignore[method-assign]
-        return large
-
     losses, held = _train(step, optimizer, None)
-    large_losses, large_held = _train(step, optimizer, around)
+    large_losses, large_held = _train(step, optimizer, lambda model: _in_a_narrow_window(model, adversary))
     _assert_equal(losses, large_losses)
     _assert_equal(held, large_held)
     assert adversary.num_copies_in > NUM_STEPS * NUM_LAYERS
     assert adversary.num_slots == 0
+
+
+def _saved(value: Any) -> list[torch.Tensor]:
+    """What is in a file of it."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    if isinstance(loaded, torch.optim.Optimizer):
+        loaded = loaded.state_dict()
+    return list(loaded.parameters()) if isinstance(loaded, nn.Module) else tree_leaves(loaded)
+
+
+def _loaded(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    _plainly(model, optimizer, 10)
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    _plainly(model, optimizer, 11)
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def _read_after_ops(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    states = (model.state_dict(), optimizer.state_dict())
+    sums = [leaf.sum() for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
+    return [sums, _saved(states), copy.deepcopy(states)]
+
+
+def _read_after_a_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    states = (model.state_dict(), optimizer.state_dict())
+    _plainly(model, optimizer, 10)
+    return [_saved(states), copy.deepcopy(states)]
+
+
+def _read_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    model(_rows(10)).square().mean().backward()
+    seen = [[torch.tensor(p.grad.tolist()), torch.tensor(p.grad.numpy())] for p in model.parameters() if p.grad is not None]
+    optimizer.zero_grad()
+    return seen
+
+
+def _without_ties(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if name != "last.weight"}
+
+
+READERS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Any]] = {
+    "a file of the optimizer's state": lambda _, optimizer: _saved(optimizer.state_dict()),
+    "a file of both states": lambda model, optimizer: _saved([model.state_dict(), optimizer.state_dict()]),
+    "a file of the optimizer": lambda _, optimizer: _saved(optimizer),
+    "a file of the model": lambda model, _: _saved(model),
+    "a file of a part's state": lambda model, _: _saved(model.layers.state_dict()),
+    "a safetensors file": lambda model, _: safetensors.torch.load(safetensors.torch.save(_without_ties(model))),
+    "copies of both states": lambda model, optimizer: copy.deepcopy([model.state_dict(), optimizer.state_dict()]),
+    "a copy of the optimizer": lambda _, optimizer: copy.deepcopy(optimizer).state_dict(),
+    "copies of gradients": _read_gradients,
+    "states loaded again": _loaded,
+    "states read after other ops": _read_after_ops,
+    "states read after a step": _read_after_a_step,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whoever_reads_weights_or_state_without_an_op_finds_what_plain_training_has(name: str) -> None:
+    def read(around: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Tied()
+        optimizer = OPTIMIZERS["AdamW"](model.parameters())
+        with around(model) as big:
+            for i in range(3):
+                _plainly(model, optimizer, i)
+            seen = READERS[name](model, optimizer)
+            last = _plainly(model, optimizer, 20)
+            if big is not None:
+                assert big._window.resident_nbytes < big._window.nbytes  # they go on moving
+        return [*(leaf for leaf in tree_leaves(seen) if isinstance(leaf, torch.Tensor)), last]
+
+    plain = read(lambda _: nullcontext())
+    assert len(plain) > NUM_LAYERS
+    _assert_equal(plain, read(lambda model: _in_a_narrow_window(model, Adversary(seed=len(name)))))
+
+
+def test_a_training_resumed_from_files_written_inside_gives_the_bits_of_one_that_went_on() -> None:
+    torch.manual_seed(0)
+    model = Tied()
+    optimizer, file = OPTIMIZERS["AdamW"](model.parameters()), io.BytesIO()
+    with _in_a_narrow_window(model, Adversary(seed=3)):
+        for i in range(3):
+            _plainly(model, optimizer, i)
+        states = {"optimizer": optimizer.state_dict(), "model": model.state_dict()}
+        torch.save(states, file)
+        losses = [_plainly(model, optimizer, i) for i in range(3, 6)]
+
+    file.seek(0)
+    saved, resumed = torch.load(file), Tied()
+    resumed.load_state_dict(saved["model"])
+    optimizer = OPTIMIZERS["AdamW"](resumed.parameters())
+    with _in_a_narrow_window(resumed, Adversary(seed=4)):
+        optimizer.load_state_dict(saved["optimizer"])
+        _assert_equal(losses, [_plainly(resumed, optimizer, i) for i in range(3, 6)])
+    _assert_equal(list(model.parameters()), list(resumed.parameters()))
+
+
+def test_torch_reads_as_before_when_the_context_has_ended() -> None:
+    before = [torch.Tensor.__deepcopy__, torch.nn.Parameter.__reduce_ex__, torch.Tensor.numpy, torch.Tensor.data_ptr]
+    with _large(Tied(), Adversary(seed=0)):
+        assert torch.Tensor.numpy is not before[2]
+    assert before == [torch.Tensor.__deepcopy__, torch.nn.Parameter.__reduce_ex__, torch.Tensor.numpy, torch.Tensor.data_ptr]
+    assert "numpy" not in vars(torch.Tensor)
 
 
 def test_after_an_exception_every_weight_is_there() -> None:

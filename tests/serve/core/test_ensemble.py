@@ -14,9 +14,9 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, NotFound
-from tensorferry.serve.core.loading import Workshop
 from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.settings import Settings
+from tensorferry.serve.core.workshop import Workshop
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 ENDS = 'max_batch_size: 8 input { name: "IN" data_type: TYPE_FP32 dims: 4 } output { name: "OUT" data_type: TYPE_FP32 dims: 4 }'

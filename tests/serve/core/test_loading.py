@@ -11,7 +11,8 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core import loading
 from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import InvalidRequest
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
+from tensorferry.serve.core.workshop import Workshop
 
 
 def _load(repository: Path, text: str) -> None:
@@ -25,6 +26,13 @@ def _load(repository: Path, text: str) -> None:
     [
         ("instance_group { count: 5000 }", r"asks for 5,000 instances; at most 64"),
         ('parameters { key: "intra_op_thread_count" value { string_value: "5000" } }', "at most 1024 threads"),
+        ("max_batch_size: 2000000000", "max_batch_size of 2,000,000,000"),
+        ("dynamic_batching { priority_levels: 4000000000 }", "priority_levels of 4,000,000,000"),
+        ("sequence_batching { oldest { max_candidate_sequences: 2000000000 } }", "max_candidate_sequences of 2"),
+        ('sequence_batching { state { input_name: "a" dims: 1000000000 } }', "state of a sequence of 7"),
+        ("model_warmup { count: 4000000000 }", "count of a warm-up of 4,000,000,000; expected 0 to 1,000"),
+        ('model_warmup { inputs { key: "x" value { dims: [100000, 100000] zero_data: true } } }', "warm-up of 74"),
+        ('model_warmup { batch_size: 4000000000 inputs { key: "x" value { dims: 4 zero_data: true } } }', "warm-up of 1"),
         ('parameters { key: "inter_op_thread_count" value { string_value: "many" } }', "whole number"),
     ],
 )

@@ -14,9 +14,9 @@ from models import save_identity, save_mixing, save_scale, save_sum, write_confi
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest, NotFound, Unavailable
-from tensorferry.serve.core.loading import Workshop
 from tensorferry.serve.core.repository import Repository
 from tensorferry.serve.core.scheduler import Closed
+from tensorferry.serve.core.workshop import Workshop
 
 X = np.arange(4, dtype=np.float32).reshape(1, 4)
 LOAD_AND_UNLOAD = """
@@ -24,7 +24,7 @@ import json, sys
 from pathlib import Path
 from asking import wait_until
 from tensorferry.engines.resident import ResidentMeter
-from tensorferry.serve.core.loading import Workshop
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.core.repository import Repository
 
 repository, meter = Repository(Path(sys.argv[1]), Workshop()), ResidentMeter()

@@ -16,10 +16,11 @@ from python_models import ACCUMULATE, save_python
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import InvalidRequest, RequestFault, Unavailable
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
 from tensorferry.serve.core.requests import RequestOptions, SequenceStep
 from tensorferry.serve.core.sequence_policy import read_sequences
 from tensorferry.serve.core.sequences import SequenceModel
+from tensorferry.serve.core.workshop import Workshop
 
 OLDEST = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 2 } }"
 

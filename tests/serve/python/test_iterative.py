@@ -13,10 +13,11 @@ from python_models import COUNT_DOWN, save_python
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import NotOver, RequestFault
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
 from tensorferry.serve.core.model import Model, Outputs, StreamTicket
 from tensorferry.serve.core.requests import NO_OPTIONS
 from tensorferry.serve.core.sequence_policy import read_sequences
+from tensorferry.serve.core.workshop import Workshop
 
 ITERATIVE = "sequence_batching { iterative_sequence: true oldest { max_candidate_sequences: 8 } }"
 STREAMED = "model_transaction_policy { decoupled: true }"

@@ -15,8 +15,9 @@ from python_models import CALLER, COUNT, DOUBLE, ODD, TRITON, TRITON_CONFIG, par
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import read_config
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault, RequestFault
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
 from tensorferry.serve.core.requests import NO_OPTIONS, RequestOptions
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.python.model import PythonModel
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

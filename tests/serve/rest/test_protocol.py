@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tensorferry.serve.core.limits import HttpLimits
 from tensorferry.serve.core.memory import MemoryBudget
-from tensorferry.serve.rest.protocol import Exchange, HttpConnection, HttpRequest, Written
+from tensorferry.serve.rest.exchange import Exchange, HttpRequest, Written
+from tensorferry.serve.rest.protocol import HttpConnection
 
 HEAD = "POST /{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {nbytes}\r\n\r\n"
 CHUNKED = b"POST /chunked HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n4\r\nabcd\r\n0\r\n\r\n"

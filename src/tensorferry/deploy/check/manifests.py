@@ -11,6 +11,7 @@ from tensorferry.deploy.check.finding import Finding
 from tensorferry.messages import first_line
 
 _MAX_NBYTES = 16 * 2**20
+_MAX_VALUES = 10**6  # in one document, each counted as often as it is referred to
 POD_TEMPLATES = {  # where an object's pods are described
     "Pod": (),
     "Deployment": ("spec", "template"),
@@ -66,12 +67,31 @@ class Manifest:
             found = [self.get(*POD_TEMPLATES[self.kind])] if self.kind in POD_TEMPLATES else []
         return [each for each in found if isinstance(each, dict)]
 
+    @property
+    def patched_pods(self) -> list[dict[str, Any]]:
+        """What it says of pods that something else makes."""
+        patches = list_of(self.body, "spec", "runtimePatches") if self.kind == "TrainJob" else []
+        jobs = [job for each in patches for job in list_of(each, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")]
+        return [found for job in jobs if (found := mapping_of(job, "template", "spec", "template"))]
+
 
 def dig(value: Any, *keys: str) -> Any:
     """What is under these keys of nested mappings; None where one is missing or no mapping."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def mapping_of(value: Any, *keys: str) -> dict[str, Any]:
+    """The mapping under these keys; an empty one where it is missing or something else."""
+    found = dig(value, *keys)
+    return found if isinstance(found, dict) else {}
+
+
+def words_of(value: Any, *keys: str) -> list[str]:
+    """The texts of a list under these keys; none where it is missing."""
+    found = dig(value, *keys)
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
 
 
 def list_of(value: Any, *keys: str) -> list[dict[str, Any]]:
@@ -103,13 +123,26 @@ def split_manifests(text: str, where: str = "the rendered chart") -> tuple[list[
         documents = list(_flatten(yaml.load_all(text, Loader=_UniqueKeys)))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         return [], [Finding(where, f"is no YAML: {_explain(error)}")]
-    objects = [Manifest(each) for each in documents if isinstance(each, dict) and each.get("kind") and each.get("apiVersion")]
-    wrong = [each for each in documents if not (isinstance(each, dict) and each.get("kind") and each.get("apiVersion"))]
-    return objects, [Finding(where, "holds something without apiVersion and kind") for _ in wrong[:1]]
+    objects = [Manifest(each) for each in documents if _is_object(each)]
+    is_whole = len(objects) == len(documents)
+    return objects, [] if is_whole else [Finding(where, "holds something without apiVersion and kind")]
+
+
+def _is_object(document: Any) -> bool:
+    return all(isinstance(dig(document, key), str) and document[key] for key in ("apiVersion", "kind"))
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A loader that refuses a key twice in one mapping, of which a cluster would keep one or the other."""
+    """A loader that refuses a key twice in one mapping, of which a cluster would keep one or the other, and references to
+    references that unfold to more than a memory holds.
+    """
+
+    def compose_document(self) -> Any:
+        """One document, once it is known to be of a size."""
+        node: Any = super().compose_document()
+        if _count_values(node, {}) > _MAX_VALUES:
+            raise ValueError(f"its references unfold to more than {_MAX_VALUES:,} values")
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         """The mapping, once its keys are known to differ."""
@@ -118,6 +151,16 @@ class _UniqueKeys(yaml.SafeLoader):
         if twice is not None:
             raise ValueError(f"the key {twice!r} stands twice in line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
+
+
+def _count_values(node: Any, known: dict[int, int]) -> int:
+    """How many values a node unfolds to; one that holds itself counts as too many."""
+    if id(node) not in known:
+        known[id(node)] = _MAX_VALUES + 1  # while it is looked at
+        children = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        inside = sum(_count_values(each, known) for each in children) if not isinstance(node, yaml.ScalarNode) else 0
+        known[id(node)] = 1 + inside
+    return known[id(node)]
 
 
 def _flatten(documents: Iterator[Any]) -> Iterator[Any]:

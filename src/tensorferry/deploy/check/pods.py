@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorferry.deploy.check.finding import Finding
-from tensorferry.deploy.check.manifests import Manifest, dig, list_of
+from tensorferry.deploy.check.manifests import Manifest, dig, list_of, mapping_of, words_of
 
 Body = dict[str, Any]
 _FACTORS = {"m": 1e-3, "": 1.0} | {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12} | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -60,12 +60,12 @@ def _check_grace(spec: Body) -> Iterator[str]:
     for container in list_of(spec, "containers"):
         wait = dig(container, "lifecycle", "preStop", "sleep", "seconds") or 0
         drain = next(iter(_read_drain(container)), 0.0)
-        if isinstance(grace, int) and (wait or drain) and grace <= wait + drain:
+        if isinstance(grace, int) and isinstance(wait, int) and (wait or drain) and grace <= wait + drain:
             yield f"its grace of {grace} seconds ends before preStop ({wait}) and drain ({drain:g}) do, so requests are cut off"
 
 
 def _read_drain(container: Body) -> Iterator[float]:
-    words = [str(word) for word in [*(container.get("command") or []), *(container.get("args") or [])]]
+    words = [*words_of(container, "command"), *words_of(container, "args")]
     for at, word in enumerate(words):
         key, _, value = word.partition("=")
         if key == _DRAIN:
@@ -79,7 +79,7 @@ def _check_container(spec: Body, container: Body) -> Iterator[str]:
     yield from _check_image(str(container.get("image") or ""))
     yield from _check_ports(container)
     yield from _check_resources(container)
-    volumes = {volume.get("name") for volume in list_of(spec, "volumes")}
+    volumes = [volume.get("name") for volume in list_of(spec, "volumes")]
     for mount in list_of(container, "volumeMounts"):
         if mount.get("name") not in volumes:
             yield f"mounts the volume {mount.get('name')!r}, which the pod does not have"
@@ -92,7 +92,7 @@ def _check_container(spec: Body, container: Body) -> Iterator[str]:
 
 
 def _check_security(spec: Body, container: Body) -> Iterator[str]:
-    own, pods = dig(container, "securityContext") or {}, dig(spec, "securityContext") or {}
+    own, pods = mapping_of(container, "securityContext"), mapping_of(spec, "securityContext")
     if not own.get("runAsNonRoot", pods.get("runAsNonRoot")):
         yield "may run as root: runAsNonRoot: true"
     if own.get("runAsUser", pods.get("runAsUser")) == 0:
@@ -101,7 +101,7 @@ def _check_security(spec: Body, container: Body) -> Iterator[str]:
         yield "is privileged"
     if own.get("allowPrivilegeEscalation") is not False:
         yield "may gain rights: allowPrivilegeEscalation: false"
-    if "ALL" not in (dig(own, "capabilities", "drop") or []):
+    if "ALL" not in words_of(own, "capabilities", "drop"):
         yield "keeps capabilities: drop ALL"
     if own.get("readOnlyRootFilesystem") is not True:
         yield "may change its image's files: readOnlyRootFilesystem: true"
@@ -126,7 +126,7 @@ def _check_ports(container: Body) -> Iterator[str]:
             yield f"the port's name {name!r} is not allowed: at most 15 small letters, digits and hyphens"
     if len(set(names)) < len(names):
         yield "two ports have one name"
-    known = {*names, *(port.get("containerPort") for port in ports)}
+    known = [*names, *(port.get("containerPort") for port in ports)]
     for probe in _PROBES:
         for kind in ("httpGet", "tcpSocket", "grpc"):
             port = dig(container, probe, kind, "port")
@@ -135,17 +135,17 @@ def _check_ports(container: Body) -> Iterator[str]:
 
 
 def _check_resources(container: Body) -> Iterator[str]:
-    requests, limits = dig(container, "resources", "requests") or {}, dig(container, "resources", "limits") or {}
+    requests, limits = mapping_of(container, "resources", "requests"), mapping_of(container, "resources", "limits")
     for what, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
             if read_quantity(amount) is None:
                 yield f"{what} {amount!r} of {name}, which is no quantity such as 500m or 2Gi"
-    for name in requests.keys() & limits.keys():
+    for name in sorted(requests.keys() & limits.keys(), key=str):
         asked, most = read_quantity(requests[name]), read_quantity(limits[name])
         if asked is not None and most is not None and asked > most:
             yield f"requests {requests[name]} of {name} and is limited to {limits[name]}"
-    for name in requests.keys() - limits.keys():
-        if "/" in name:
+    for name in sorted(requests.keys() - limits.keys(), key=str):
+        if "/" in str(name):
             yield f"requests {name} without a limit: a device needs both, and the same"
     if "memory" not in limits:
         yield "has no limit of memory: it can take the node's"

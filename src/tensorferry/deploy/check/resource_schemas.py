@@ -33,7 +33,7 @@ def read_definitions(folder: Path, kinds: set[str]) -> dict[tuple[str, str], Sch
             raise BadOption(f"cannot read {str(path)!r}: {first_line(error)}") from None
         for document in documents:
             for body in [document, *list_of(document, "items")]:
-                found.update(_list_versions(body))
+                found.update(list_versions(body))
     return found
 
 
@@ -48,7 +48,8 @@ def check_resource(manifest: Manifest, schema: Schema) -> list[Finding]:
     return [Finding(manifest.where, f"{path}: {message[:200]}" if path else message[:200]) for path, message in paths]
 
 
-def _list_versions(body: Any) -> Iterator[tuple[tuple[str, str], Schema]]:
+def list_versions(body: Any) -> Iterator[tuple[tuple[str, str], Schema]]:
+    """The schemas of a definition, by apiVersion and kind; nothing for what is none."""
     if dig(body, "kind") != "CustomResourceDefinition":
         return
     group, kind = dig(body, "spec", "group"), dig(body, "spec", "names", "kind")

@@ -7,12 +7,26 @@ from typing import Any
 from tensorferry.deploy.check.finding import Finding
 from tensorferry.deploy.check.manifests import Manifest
 from tensorferry.deploy.check.resource_rules import PACKAGE, check_rules, has_rules
-from tensorferry.deploy.check.resource_schemas import check_resource, read_definitions
+from tensorferry.deploy.check.resource_schemas import check_resource, list_versions, read_definitions
 from tensorferry.errors import BadOption
+from tensorferry.text import printable
 
 _VERSION = re.compile(r"v?1\.\d+(\.\d+)?")
-_CORE_GROUP = re.compile(r"(v\d\w*|(apps|autoscaling|batch|policy)/v\d\w*|[a-z.]+\.k8s\.io/v\d\w*)")
-_NOT_CORE = ("gateway.networking.k8s.io/", "inference.networking.k8s.io/", "x-k8s.io/")
+_API_VERSION = re.compile(r"v\d\w*")
+# all of them: projects of Kubernetes have groups below k8s.io as well, which a cluster only knows by definitions
+_CORE_GROUPS = frozenset(
+    (
+        *("", "apps", "autoscaling", "batch", "extensions", "policy"),
+        *(
+            f"{each}.k8s.io"
+            for each in (
+                *("admissionregistration", "apiextensions", "apiregistration", "authentication", "authorization"),
+                *("certificates", "coordination", "discovery", "events", "flowcontrol.apiserver", "internal.apiserver"),
+                *("networking", "node", "rbac.authorization", "resource", "scheduling", "storage", "storagemigration"),
+            )
+        ),
+    )
+)
 
 
 def check_schemas(manifests: list[Manifest], kubernetes: str, definitions: Path | None = None) -> tuple[list[Finding], list[str]]:
@@ -24,28 +38,34 @@ def check_schemas(manifests: list[Manifest], kubernetes: str, definitions: Path 
     except ModuleNotFoundError:
         return [], ["the schemas of Kubernetes, as they are not installed (pip install kubernetes-validate)"]
     version = kubernetes or newest_version()
-    custom = {each.kind for each in manifests if not is_core(str(each.body["apiVersion"]))}
+    custom = {each.kind for each in manifests if not is_core(each.body["apiVersion"])}
     schemas = {} if definitions is None else read_definitions(definitions, custom)
+    schemas |= {key: schema for each in manifests for key, schema in list_versions(each.body)}
     findings: list[Finding] = []
     unknown: list[str] = []
     for manifest in manifests:
+        api = manifest.body["apiVersion"]
+        if (api, manifest.kind) in schemas:
+            broken, missed = _check_custom(manifest, schemas[api, manifest.kind])
+            findings += broken
+            unknown += missed
+            continue
+        if not is_core(api):
+            # a definition's group is a name of DNS
+            if "." in api.partition("/")[0]:
+                unknown.append(
+                    f"{manifest.where}, as {api} is no part of Kubernetes itself (--crds names a folder of definitions)"
+                )
+            else:
+                findings.append(Finding(manifest.where, f"there is no {api}, in Kubernetes {version} or by a definition"))
+            continue
         try:
             kubernetes_validate.validate(manifest.body, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(map(str, error.path))
             findings.append(Finding(manifest.where, f"{path}: {_shorten(error)}" if path else _shorten(error)))
         except kubernetes_validate.SchemaNotFoundError:
-            api = str(manifest.body["apiVersion"])
-            if (api, manifest.kind) in schemas:
-                broken, missed = _check_custom(manifest, schemas[api, manifest.kind])
-                findings += broken
-                unknown += missed
-            elif is_core(api):
-                findings.append(Finding(manifest.where, f"Kubernetes {version} knows no {manifest.kind} of {api}"))
-            else:
-                unknown.append(
-                    f"{manifest.where}, as {api} is no part of Kubernetes itself (--crds names a folder of definitions)"
-                )
+            findings.append(Finding(manifest.where, f"Kubernetes {version} knows no {printable(manifest.kind)} of {api}"))
         except kubernetes_validate.utils.VersionNotSupportedError:
             raise BadOption(f"no schemas of Kubernetes {version} are installed") from None
     return findings, list(dict.fromkeys(unknown))
@@ -74,10 +94,11 @@ def newest_version() -> str:
 def is_core(api_version: str) -> bool:
     """Whether Kubernetes itself has the group, without a resource of others.
 
-    >>> is_core("apps/v1"), is_core("keda.sh/v1alpha1"), is_core("gateway.networking.k8s.io/v1")
-    (True, False, False)
+    >>> is_core("apps/v1"), is_core("v1"), is_core("keda.sh/v1alpha1"), is_core("snapshot.storage.k8s.io/v1")
+    (True, True, False, False)
     """
-    return _CORE_GROUP.fullmatch(api_version) is not None and not any(part in api_version for part in _NOT_CORE)
+    group, _, version = api_version.rpartition("/")
+    return group in _CORE_GROUPS and _API_VERSION.fullmatch(version) is not None
 
 
 def _shorten(error: Any) -> str:

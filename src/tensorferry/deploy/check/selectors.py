@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tensorferry.deploy.check.finding import Finding
-from tensorferry.deploy.check.manifests import Manifest, dig, list_of
+from tensorferry.deploy.check.manifests import Manifest, dig, list_of, mapping_of, words_of
 
 Body = dict[str, Any]
 _SCALED = ("Deployment", "StatefulSet", "ReplicaSet")
@@ -19,6 +19,7 @@ _SELECTORS = {  # where an object says which pods it means
 def check_selectors(manifests: list[Manifest]) -> list[Finding]:
     """Everything that is wrong between objects."""
     makers = [each for each in manifests if each.pod is not None and each.kind not in ("Pod", "CronJob")]
+    makers += [Manifest({"kind": "Job", "spec": {"template": pod}}) for each in manifests for pod in each.patched_pods]
     findings: list[Finding] = []
     for manifest in manifests:
         rules = (_check_own, _check_selector, _check_scaler, _check_disruption, _check_policy_ports)
@@ -36,14 +37,14 @@ def selects(selector: Any, labels: Any) -> bool:
     (True, False)
     """
     labels = labels if isinstance(labels, dict) else {}
-    wanted = dig(selector, "matchLabels") or {}
+    wanted = mapping_of(selector, "matchLabels")
     return all(labels.get(key) == value for key, value in wanted.items()) and all(
         _meets(rule, labels) for rule in list_of(selector, "matchExpressions")
     )
 
 
 def _meets(rule: Body, labels: Body) -> bool:
-    value, values = labels.get(str(rule.get("key"))), rule.get("values") or []
+    value, values = labels.get(str(rule.get("key"))), words_of(rule, "values")
     match rule.get("operator"):
         case "In":
             return value in values
@@ -78,7 +79,7 @@ def _check_selector(manifest: Manifest, makers: list[Manifest]) -> Iterator[str]
     if not found:
         yield f"selects no pods: no labels match {manifest.get(*_SELECTORS[manifest.kind])}"
         return
-    ports = {port for each in found for port in _ports(each)}
+    ports = [port for each in found for port in _ports(each)]
     if manifest.kind == "Service":
         asked = [each.get("targetPort", each.get("port")) for each in list_of(manifest.body, "spec", "ports")]
     else:
@@ -91,7 +92,7 @@ def _check_selector(manifest: Manifest, makers: list[Manifest]) -> Iterator[str]
 def _check_policy_ports(manifest: Manifest, makers: list[Manifest]) -> Iterator[str]:
     if manifest.kind != "NetworkPolicy":
         return
-    ports = {port for each in selected_by(manifest, makers) for port in _ports(each)}
+    ports = [port for each in selected_by(manifest, makers) for port in _ports(each)]
     for rule in list_of(manifest.body, "spec", "ingress"):
         for port in list_of(rule, "ports"):
             if isinstance(port.get("port"), str) and port["port"] not in ports:
@@ -126,7 +127,7 @@ def _target(manifest: Manifest) -> tuple[str, str] | None:
     """What an autoscaler scales; None for what is none."""
     if manifest.kind not in ("HorizontalPodAutoscaler", "ScaledObject"):
         return None
-    reference = manifest.get("spec", "scaleTargetRef") or {}
+    reference = mapping_of(manifest.body, "spec", "scaleTargetRef")
     return str(reference.get("kind", "Deployment")), str(reference.get("name", ""))
 
 

@@ -8,7 +8,7 @@ puts fake tensors into the model itself for a while.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,17 +45,9 @@ def optimizer_variables(model: Any) -> list[Any]:
     return list(optimizer.variables) if is_keras(model) and optimizer is not None and optimizer.built else []
 
 
-def open_copy(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[FakeCopy]:
-    """A copy of the model, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
-    if is_keras(model):
-        from tensorferry.engines.torch.keras_fake_copy import keras_copy  # Keras is loaded then
-
-        return keras_copy(model, mode)
-    return _copied(model, mode)
-
-
 @contextmanager
-def _copied(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[FakeCopy]:
+def torch_copy(model: torch.nn.Module, mode: FakeTensorMode) -> Iterator[FakeCopy]:
+    """A copy of the model, with the gradients that there are. Raises whatever a user's code can raise while it is copied."""
     fakes: dict[int, Any] = {}
     with without_hooks(model.modules()), FakeCopyMode(mode):
         copied = copy.deepcopy(model, fakes)

@@ -65,6 +65,7 @@ class StepOptions:
     optimizer: str = "sgd"  # one of OPTIMIZERS
     precision: str = "fp32"  # "fp16" and "bf16": autocast
     kernels: str = "gpu"  # whose kernels run the step: "gpu", "cpu", or "cpu-lean" as a `large_model` calls them
+    updates_at_once: bool = True  # where an accelerator's optimizer does so by itself
 
 
 class FakeModel:
@@ -123,7 +124,7 @@ def _follow(model: torch.nn.Module, step: StepOptions, mode: FakeTensorMode, cal
     on_gpu = step.kernels == "gpu"
     # an accelerator's default is one multi-tensor op for all parameters, a CPU's is a loop
     trained = [variable._value for variable in _keras_variables(model, "trainable_variables")] or model.parameters()
-    optimizer = OPTIMIZERS[step.optimizer](trained, foreach=on_gpu)
+    optimizer = OPTIMIZERS[step.optimizer](trained, foreach=on_gpu and step.updates_at_once)
     _make_state(optimizer)
     inputs = [torch.zeros(shape, dtype=DTYPES[dtype]) for shape, dtype in step.inputs]
 

@@ -9,7 +9,7 @@ they are left out.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,9 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 from tensorferry.engines.forked import NoAnswer, call_in_fork
 from tensorferry.engines.torch.compat import FakeTensorMode, compiler_is_loaded, takes_gradients_early, tree_leaves, tree_map_only
 from tensorferry.engines.torch.device import device_of
-from tensorferry.engines.torch.fake_copy import FakeCopy, copy_optimizer, open_copy, run_step
+from tensorferry.engines.torch.fake_copy import FakeCopy, copy_optimizer, run_step, torch_copy
 from tensorferry.engines.torch.fake_step import follow
 from tensorferry.errors import NotTraceable
+from tensorferry.frameworks import is_keras
 from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
@@ -110,7 +111,7 @@ def _follow(
 ) -> Trace:
     """`optimizers`: None for no update at all."""
     mode, device = FakeTensorMode(allow_non_fake_inputs=True), device_of(model)
-    with open_copy(model, mode) as copied:
+    with _open_copy(model, mode) as copied:
         fake_args, fake_kwargs = tree_map_only(torch.Tensor, partial(_copy_input, mode), (args, kwargs))
         copies = _copy_optimizers(optimizers or (), copied, mode)
         steps: list[Callable[[], None]] = [partial(run_step, optimizer) for optimizer in copies]
@@ -120,6 +121,14 @@ def _follow(
             _train(copied, fake_args, fake_kwargs, updates, device.type)
 
         return follow(train, copied.held, mode, device, copies, min_nbytes=min_nbytes, layers=copied.layers, first=True)
+
+
+def _open_copy(model: torch.nn.Module, mode: FakeTensorMode) -> AbstractContextManager[FakeCopy]:
+    if is_keras(model):
+        from tensorferry.engines.torch.keras_fake_copy import keras_copy  # Keras is loaded then
+
+        return keras_copy(model, mode)
+    return torch_copy(model, mode)
 
 
 def _copy_input(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

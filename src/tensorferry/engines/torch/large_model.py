@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tensorferry.engines.budget import MIN_NBYTES, Margin
+from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.torch.compat import (
     COMPILED_MODULE,
@@ -31,38 +31,35 @@ from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
-from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, memory_by_kind, persistent_blocks
+from tensorferry.engines.torch.limits import BudgetLimits, budget_to_name, cold_nbytes
+from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
+from tensorferry.engines.torch.reading import announcing_reads
 from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
-from tensorferry.engines.torch.state import OptimizerStates, state_blocks
+from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
+from tensorferry.engines.torch.stream.choice import StreamChoice
+from tensorferry.engines.torch.stream.decision import window_nbytes_for
+from tensorferry.engines.torch.stream.session import StreamSession
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
 from tensorferry.engines.torch.wake import wake_kernels
 from tensorferry.engines.torch.weight_files import place, write_weights
 from tensorferry.engines.torch.weights import WeightWindow, read_weights_option
-from tensorferry.errors import BadModel, BadOption, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
+from tensorferry.errors import BadModel, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import name_both_floors, part_too_small, stopped, too_small, too_small_to_begin
-from tensorferry.plan.weights import find_windowed
+from tensorferry.plan.floor import name_both_floors
+from tensorferry.plan.weights import WindowedStep, find_windowed
 from tensorferry.report import Report
 from tensorferry.tiers import FileSlice
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes, parse_bytes
 
-# for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
-_MARGIN = Margin(share=0.01, min_nbytes=6 * 2**20)
-# what a process's first step leaves of itself, such as code that is loaded and the libraries' own buffers, grows with the step
-_COLD_SHARE, _MAX_COLD_NBYTES = 0.02, 32 * 2**20
-# a budget that is named before it has room for the most that was seen: of it, of kernels' workspace beyond what is told of it,
-# and of the engine's own records, which grow with the number of ops
-_MOST_COLD_SHARE, _MOST_COLD_NBYTES, _RECORDS_NBYTES_PER_OP = 0.05, 32 * 2**20, 4096
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
-_BETWEEN_RUNS_NBYTES = 2 * 2**20  # by so much resident memory before a step differs from one run to the next
 _MAX_KINDS = 32  # kinds of step remembered
 _NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
@@ -125,8 +122,6 @@ class LargeTraining:
         weights: str | bool = "auto",
         stream: str | bool = False,
     ) -> None:
-        if stream not in ("auto", True, False):
-            raise BadOption(f"expected stream to be True, False or 'auto', received {stream!r}")
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
         if is_keras(model):
@@ -137,8 +132,8 @@ class LargeTraining:
         self._recompute = recompute
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
-        self._stream = stream
-        self._streaming: Any = None  # a StreamSession, once steps are streamed
+        self._stream = StreamChoice(stream, model)
+        self._inputs: Any = None  # of the forward pass that was last begun
         self._open_device = open_device
         self._weights = read_weights_option(weights, model)
         self._window: WeightWindow | None = None  # where weights move
@@ -154,8 +149,6 @@ class LargeTraining:
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
-        self._named_nbytes: int | None = None  # a budget that would do, as far as is known
-        self._asked_nbytes = 0  # the most that was held before an op that was recorded, with what it was expected to take
         self._entered = False
         self._failed = True  # until the block has ended without an error
         self._error: BaseException | None = None
@@ -174,6 +167,7 @@ class LargeTraining:
             self._device, self._tier, self._budget_nbytes = self._open_device(
                 self._model, self._tier_text, self._budget_nbytes, memory.nbytes, stack
             )
+            self._limits = BudgetLimits(self._budget_nbytes)
             self._store = SavedTensors(
                 self._device, min_nbytes=self._min_nbytes, watchdog_seconds=self._watchdog_seconds, tier=self._tier.describe
             )
@@ -196,12 +190,13 @@ class LargeTraining:
                     self._part_hooks.callback(handle.remove)
             stack.enter_context(clear_backward_errors(self._backward_failed))
             stack.enter_context(refuse_transforms())
+            stack.enter_context(announcing_reads(self._before_read, self._store.lock))
             if is_keras(self._model):
                 stack.enter_context(import_module("tensorferry.engines.torch.keras_release").released_early())
             stack.enter_context(running_uncompiled(self._note_compiled))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             if sources:
-                self._open_window(self._limit_nbytes // 2, sources)
+                self._open_window(self._limits.limit_nbytes // 2, sources)
                 self._weights = self._window_is_guessed = True
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
@@ -229,8 +224,7 @@ class LargeTraining:
             self._step = None
             if self._failed:
                 self._store.abandon()
-            if self._streaming is not None:
-                self._streaming.close(bring_back=not self._failed)
+            self._stream.close(bring_back=not self._failed)
             self._bring_states_back()
             self._store.retire(bring_back=not self._failed)
 
@@ -256,7 +250,8 @@ class LargeTraining:
             return func(*args, **kwargs)
         self._device.before_op(args, kwargs)
         if self._window is not None:
-            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs)
+            also = self._stream.memory_of(args, kwargs)
+            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs, also)
         return self._run_op_of_step(func, args, kwargs)
 
     def _run_op_of_step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,6 +270,7 @@ class LargeTraining:
 
     def _unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         if in_backward():  # looking at a node's saved tensors is no backward pass
+            self._go_on()
             self._step_over = True
         if self._step is None:
             with self._store.lock, self._store.at_work():
@@ -286,6 +282,19 @@ class LargeTraining:
         if isinstance(self._step, PlannedStep):
             self._step.swap_out_all()
         self._store.swapper.end_copies_out()
+
+    def _before_read(self, tensor: torch.Tensor, lasts: bool) -> None:
+        """Somebody reads a tensor's memory without an op; `lasts`: and goes on reading."""
+        for plain in () if self._store.busy else plain_tensors((tensor,)):
+            self._states.make_touched_resident((plain,), {})
+            if self._window is not None and lasts:
+                self._window.hold([plain])
+            elif self._window is not None:
+                self._window.borrow(plain)
+
+    def _go_on(self) -> None:
+        if self._window is not None:
+            self._window.let_go_of_held()
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()
@@ -299,6 +308,7 @@ class LargeTraining:
         if not self._store.any_alive():
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
+        self._go_on()
         self._forecast_once(module, args, kwargs)
 
     def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -310,7 +320,7 @@ class LargeTraining:
 
     def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
+        inputs = self._inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
         if inputs in self._forecast_inputs:
             return
         with self._store.at_work(), disable_current_modes():
@@ -336,90 +346,92 @@ class LargeTraining:
         self._device.trim()  # what was freed, by following the step too, is no part of it
         if expected is None:
             if self._weights is True and self._window is None:
-                self._open_window(self._limit_nbytes // 2)
+                self._open_window(self._limits.limit_nbytes // 2)
             self._refuse_model_memory()
-            if self._stream is True:
-                self._begin_streaming(args, kwargs, None)
+            if self._stream.option is True:
+                self._begin_streaming(args, kwargs, None, None)
             return
         # state that is not in the forecast can wait elsewhere all that time
         followed = set(state_blocks(expected.optimizers))
         waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
         trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
         trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
-        if self._stream is True:
-            self._begin_streaming(args, kwargs, None)
-        if self._streaming is not None:
+        if self._stream.option is True:
+            self._begin_streaming(args, kwargs, trace, None)
+            self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
             return
         exact = self._let_weights_move(trace)
         try:
-            self._refuse_below_floor(exact, is_cold=True, is_part=not _is_most_of(module, self._model))
+            self._limits.refuse_below_floor(exact, is_cold=True, is_part=not _is_most_of(module, self._model))
         except BudgetTooSmall as error:
-            streamed_nbytes = self._streamed_floor(trace, args, kwargs)
-            if (
-                self._window is not None
-                or error.smallest_nbytes is None
-                or streamed_nbytes is None
-                or streamed_nbytes >= error.smallest_nbytes
-            ):
+            if error.smallest_nbytes is None or self._device.type != "cpu":
                 raise
-            if not self._stream or streamed_nbytes > self.budget_nbytes:
+            streamed_nbytes = min(floor_nbytes for floor_nbytes, _ in self._streamed_floors(trace, args, kwargs))
+            if streamed_nbytes >= error.smallest_nbytes:
+                raise
+            if not self._stream.option or streamed_nbytes > self.budget_nbytes:
                 raise name_both_floors(error, streamed_nbytes) from None
-            self._begin_streaming(args, kwargs, error.smallest_nbytes)
+            self._begin_streaming(args, kwargs, trace, error.smallest_nbytes)
+            self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
             return
         # the step that is recorded swaps all of it
         self._tier.check_room(waiting_nbytes + sum(exact.storages[s].nbytes for s in exact.movable))
 
-    def _streamed_floor(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        if self._device.type != "cpu":
-            return None
-        decision = import_module("tensorferry.engines.torch.stream.decision")
-        can_stream = import_module("tensorferry.engines.torch.stream.rules").can_stream
-        floor_nbytes = decision.streamed_floor_nbytes(trace, decision.count_rows(tree_leaves((args, kwargs))), can_stream)
-        return self._name(floor_nbytes)
+    def _streamed_floors(
+        self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[int, WindowedStep | None]]:
+        """The budgets to name for a step that streams, with its weights resident and in a window, as far as the user wants."""
+        ways: list[WindowedStep | None] = [] if self._window is not None or self._weights is True else [None]
+        if self._weights is not False:
+            ways.append(find_windowed(trace, self._min_nbytes))
+        return [(budget_to_name(self._stream.floor_nbytes(trace, args, kwargs, way)), way) for way in ways]
 
-    def _begin_streaming(self, args: tuple[Any, ...], kwargs: dict[str, Any], exact_nbytes: int | None) -> None:
-        """Stream from the next step on; `exact_nbytes` is the smallest budget without, where that is why."""
-        if self._streaming is not None:
-            return
-        if not isinstance(self._device, CpuDevice):
-            raise NotSupported(f"stream=True works on the CPU, and this model is on {self._device.type!r}; leave it out")
-        if self._window is not None:
-            raise NotSupported("streaming does not go with weights that move yet; leave out stream=True or weights=True")
-        session = import_module("tensorferry.engines.torch.stream.session")
-        parameters = list(self._model.parameters())
-        held_nbytes = sum(nbytes for _, nbytes in input_blocks(args, kwargs)) + sum(b.nbytes for b in self._model.buffers())
-        held_nbytes += sum(p.nbytes * (1 + p.requires_grad) for p in parameters)
-        self._streaming = session.StreamSession(
-            self._device, self._store, self._states, self._limit_nbytes, self.budget_nbytes, held_nbytes, self._watchdog_seconds
+    def _begin_streaming(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None, exact_nbytes: int | None
+    ) -> None:
+        """Stream steps of such inputs; `exact_nbytes` is the smallest budget without, where that is why."""
+        device = self._device
+        if not isinstance(device, CpuDevice):
+            raise NotSupported(f"stream=True works on the CPU, and this model is on {device.type!r}; leave it out")
+        if self._window is None and trace is not None:
+            ways = self._streamed_floors(trace, args, kwargs)
+            fits_as_it_is = ways[0][1] is None and ways[0][0] <= self.budget_nbytes
+            _, windowed = ways[0] if fits_as_it_is else min(ways, key=lambda way: way[0])
+            if windowed is not None:
+                self._open_window(window_nbytes_for(windowed, self._limits.limit_nbytes))
+        is_first = self._stream.session is None
+        session = self._stream.begin(
+            self._inputs,
+            args,
+            kwargs,
+            None if self._window is None else self._window.window_nbytes,
+            lambda: StreamSession(
+                device, self._store, self._states, self._limits.limit_nbytes, self.budget_nbytes, self._watchdog_seconds
+            ),
         )
-        if self._stream == "auto":
-            self._streaming.warn(exact_nbytes, self.budget_nbytes)
+        if is_first and self._stream.option == "auto":
+            session.warn(exact_nbytes, self.budget_nbytes)
 
     def _let_weights_move(self, trace: Trace) -> Trace:
         """The trace of a step as it will run: where it does not fit otherwise, weights begin to move."""
         if self._window is None:
-            if self._weights is False or (self._weights == "auto" and self._fits(find_floor(trace).nbytes)):
+            if self._weights is False or (self._weights == "auto" and self._limits.fits(find_floor(trace).nbytes)):
                 return trace
             windowed = find_windowed(trace, self._min_nbytes)
-            if self._weights == "auto" and not self._fits(windowed.floor.nbytes):
+            if self._weights == "auto" and not self._limits.fits(windowed.floor.nbytes):
                 narrowest = windowed.with_window(windowed.min_window_nbytes)
                 return min(trace, narrowest, key=lambda each: find_floor(each).nbytes)  # whose floor is named
-            self._open_window(windowed.window_for(self._limit_nbytes - _cold_nbytes(windowed.floor.nbytes)))
+            self._open_window(windowed.window_for(self._limits.limit_nbytes - cold_nbytes(windowed.floor.nbytes)))
         assert self._window is not None
         windowed = find_windowed(trace, self._min_nbytes)
         if self._window_is_guessed:
             self._window_is_guessed = False
-            self._window.window_nbytes = max(self._window.min_nbytes, windowed.window_for(self._limit_nbytes))
+            self._window.window_nbytes = max(self._window.min_nbytes, windowed.window_for(self._limits.limit_nbytes))
         return windowed.with_window(self._window.window_nbytes)
-
-    def _fits(self, floor_nbytes: int) -> bool:
-        """Whether a step of which nothing has been measured is expected to run."""
-        return floor_nbytes + _cold_nbytes(floor_nbytes) <= self._limit_nbytes
 
     def _open_window(self, window_nbytes: int, sources: Mapping[torch.nn.Parameter, FileSlice] = _NO_SOURCES) -> None:
         window = self._window = WeightWindow(self._store, self._model, window_nbytes)
-        self._states.make_all_resident()
-        self._states.moves_elsewhere = window.holds
+        self._states.leave_to(window)
         self._window_hooks.enter_context(window.moving(self._states.optimizers, sources))
         self._device.trim()
         self._device.forget_highest()  # what was built in memory before was the user's own
@@ -443,10 +455,15 @@ class LargeTraining:
             self._step_over = self._forward_begun = False
             if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
-            if self._streaming is not None:
+            streamed = self._stream.begin_step(self._inputs)
+            if streamed is not None:
+                self._step, self._history = streamed, None
                 self._device.return_freed(at_once=True)
+                self._device.count_touched(False)
+                self._device.keep_spare(0)
                 self._store.begin_step(persistent_blocks(self._model))
-                self._step = self._streaming.begin_step()
+                if self._window is not None:
+                    self._window.begin_step(None)
                 return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
@@ -471,7 +488,7 @@ class LargeTraining:
                     self._device.reset_peak()
             self._device.return_freed(at_once=not reuses_freed)
             self._device.count_touched(isinstance(step, RecordingStep))
-            self._device.keep_spare(self._limit_nbytes if isinstance(step, PlannedStep) else 0)
+            self._device.keep_spare(self._limits.limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
             self._store.begin_step(persistent_blocks(self._model), step.log.copies if isinstance(step, PlannedStep) else None)
             if self._window is not None:
@@ -485,13 +502,12 @@ class LargeTraining:
     def _end_step(self) -> None:
         step, history = self._step, self._history
         self._step = None
-        if step is not None and self._streaming is not None:
-            self._num_steps += 1
-            self._part_hooks.close()
-        if step is None or history is None:
+        if step is None:
             return
         self._num_steps += 1
         self._part_hooks.close()
+        if history is None:  # it was streamed
+            return
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
             step.end()
@@ -511,73 +527,39 @@ class LargeTraining:
         self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
         trace = history.refresh_trace(self._resident_nbytes())
-        excess_nbytes = find_floor(trace).nbytes - self._limit_nbytes
+        excess_nbytes = find_floor(trace).nbytes - self._limits.limit_nbytes
         if self._window is not None and excess_nbytes > 0:
             self._window.narrow(excess_nbytes)
             trace = history.refresh_trace(self._resident_nbytes())
-        self._refuse_below_floor(trace)
+        self._limits.refuse_below_floor(trace)
         if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
-        history.make_plan(
-            self._limit_nbytes, machine, recompute=self._recompute, may_reuse=self._device.may_reuse and self._window is None
-        )
+        may_reuse = self._device.may_reuse and self._window is None
+        history.make_plan(self._limits.limit_nbytes, machine, recompute=self._recompute, may_reuse=may_reuse)
         self._num_plans += 1
         assert history.plan is not None
         self._tier.check_room(history.plan.nbytes(Action.SWAP))
 
     def _refuse_model_memory(self) -> None:
-        """Refuse a budget that weights, and whatever else there is before a step, are above by themselves."""
         state_nbytes = sum(state.nbytes for state in self._states.find())
-        held_nbytes = self._device.resident_nbytes() - state_nbytes
-        if held_nbytes > self._limit_nbytes:
-            raise too_small_to_begin(self.budget_nbytes, memory_by_kind(self._model), held_nbytes)
-
-    def _refuse_below_floor(self, trace: Trace, *, is_cold: bool = False, is_part: bool = False) -> None:
-        """`is_cold`: nothing of the trace has been measured, and maybe no step has run in this process.
-
-        `is_part`: the step has more than the trace, and nobody knows how much.
-        """
-        floor = find_floor(trace)
-        cold_nbytes = _cold_nbytes(floor.nbytes) if is_cold else 0
-        # what was measured fitted into the budget once, margin or not
-        is_below = floor.nbytes + cold_nbytes > (self._limit_nbytes if is_cold else self.budget_nbytes)
-        if is_part:
-            if is_below:
-                raise part_too_small(trace, self.budget_nbytes, replace(floor, nbytes=self._name(floor.nbytes + cold_nbytes)))
-            return
-        # a first step at the budget that is named is checked op by op, with the same estimates as this one
-        named_nbytes = self._name(
-            floor.nbytes + _most_to_come_nbytes(trace, floor.nbytes) if is_cold else max(floor.nbytes, self._asked_nbytes)
-        )
-        self._named_nbytes = max(self._named_nbytes or 0, named_nbytes)
-        if is_below:
-            raise too_small(trace, self.budget_nbytes, replace(floor, nbytes=named_nbytes))
+        self._limits.refuse_model(self._model, self._device.resident_nbytes() - state_nbytes)
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
-        """Stop a step that is recorded before an op takes it above the budget: all that can be swapped is already."""
-        limit_nbytes = self._limit_nbytes
-        if self._num_plans:  # the margin is given up rather than a training that has begun
-            limit_nbytes = self.budget_nbytes
-        elif self._num_steps:  # and half of it for a step beside one that fitted
-            limit_nbytes = (self.budget_nbytes + self._limit_nbytes) // 2
-        room_nbytes = limit_nbytes - held_nbytes
-        if not may_allocate(room_nbytes, args, kwargs):
+        """Stop a step that is recorded before an op takes it above the budget."""
+        limit_nbytes = self._limits.limit_of_step(self._num_steps, self._num_plans)
+        if not may_allocate(limit_nbytes - held_nbytes, args, kwargs):
             return
         demand_nbytes = estimate_demand(func, args, kwargs)
-        if demand_nbytes > room_nbytes and self._window is not None:
-            self._window.narrow(demand_nbytes - room_nbytes)
+        excess_nbytes = held_nbytes + demand_nbytes - limit_nbytes
+        if excess_nbytes > 0 and self._window is not None:
+            self._window.narrow(excess_nbytes)
             self._device.trim()
-            room_nbytes += held_nbytes - self._device.resident_nbytes()
-        self._asked_nbytes = max(self._asked_nbytes, limit_nbytes - room_nbytes + demand_nbytes)
-        if demand_nbytes > room_nbytes:
-            held = self._step.recorder.held_by_kind() if isinstance(self._step, RecordingStep) else {}
-            raise stopped(func.name(), self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)
-
-    def _name(self, floor_nbytes: int) -> int:
-        """The budget to name for a floor."""
-        return _MARGIN.budget_for(floor_nbytes + _BETWEEN_RUNS_NBYTES)
+            held_nbytes = self._device.resident_nbytes()
+        is_above = held_nbytes + demand_nbytes > limit_nbytes
+        held = self._step.recorder.held_by_kind() if is_above and isinstance(self._step, RecordingStep) else {}
+        self._limits.refuse_op(func.name(), held_nbytes, demand_nbytes, limit_nbytes, held)
 
     # what a user asks
 
@@ -586,10 +568,6 @@ class LargeTraining:
         """The budget; "auto" is known once the context is entered."""
         assert self._budget_nbytes is not None, "an automatic budget is known once the context is entered"
         return self._budget_nbytes
-
-    @property
-    def _limit_nbytes(self) -> int:
-        return _MARGIN.limit_of(self.budget_nbytes)
 
     @property
     def peak_nbytes(self) -> int:
@@ -609,7 +587,7 @@ class LargeTraining:
             raise BadUse("nothing to report yet: enter the context first")
         history = self._kinds.last_planned
         trace = history.trace if history else None
-        streamed = self._streaming.notes() if self._streaming is not None else ()
+        streamed = self._stream.session.notes() if self._stream.session is not None else ()
         return make_report(
             history,
             budget_nbytes=self.budget_nbytes,
@@ -618,23 +596,13 @@ class LargeTraining:
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            within_rounding=self._streaming is not None,
+            within_rounding=self._stream.session is not None,
             notes=(*self._notes, *streamed, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
         )
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
-
-
-def _cold_nbytes(floor_nbytes: int) -> int:
-    """What a process's first step leaves of itself."""
-    return min(int(_COLD_SHARE * floor_nbytes), _MAX_COLD_NBYTES)
-
-
-def _most_to_come_nbytes(trace: Trace, floor_nbytes: int) -> int:
-    """What steps may add to a floor that was told before the first of them."""
-    return int(_MOST_COLD_SHARE * floor_nbytes) + _MOST_COLD_NBYTES + _RECORDS_NBYTES_PER_OP * len(trace.ops)
 
 
 def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:

@@ -2,16 +2,14 @@
 
 Momentum and its like are read and written by the optimizer alone: from the start of a step to the optimizer's first use
 they need not be resident. The tensors stay the user's own. Only their storage is emptied, and filled again later, so shapes
-and views stay what they are. Whoever wants one early, any op or the optimizer's `state_dict`, gets it back first.
-
-Limit: code that reads a tensor's memory without an op (`numpy()`, pickling a tensor by itself) between a step's start and
-its optimizer finds a storage of no bytes.
+and views stay what they are. Whoever wants one early, any op, the optimizer's `state_dict` or a copy (see `reading.py`), gets it
+back first.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -71,6 +69,19 @@ class StateStorage(Movable[torch.UntypedStorage]):
         self._is_empty = False
 
 
+class StateMover(Protocol):
+    """What moves optimizer state together with weights."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is its own to move."""
+
+    def join_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """There may be state that it does not know yet."""
+
+    def hold_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have all state of an optimizer in memory until training goes on."""
+
+
 class OptimizerStates:
     """The state of the optimizers at work in one context."""
 
@@ -82,7 +93,7 @@ class OptimizerStates:
         self._known: dict[int, StateStorage] = {}  # by the address of their storage
         self._moved: dict[int, StateStorage] = {}  # those of them that are not at rest
         self._hooks = ExitStack()
-        self.moves_elsewhere: Callable[[torch.Tensor], bool] = lambda _: False  # whether a tensor is another's to move
+        self._elsewhere: StateMover | None = None  # where all state moves with the weights
 
     @contextmanager
     def watching(self, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
@@ -97,7 +108,23 @@ class OptimizerStates:
         """From now on its state is known."""
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = None
-            self._hooks.callback(optimizer.register_state_dict_pre_hook(lambda _: self.make_all_resident()).remove)
+            self._hooks.callback(optimizer.register_state_dict_pre_hook(self._before_state_dict).remove)
+            self._hooks.callback(optimizer.register_load_state_dict_post_hook(self._note_new).remove)
+            self._note_new(optimizer)
+
+    def leave_to(self, mover: StateMover) -> None:
+        """Another moves state from now on."""
+        self.make_all_resident()
+        self._elsewhere = mover
+
+    def _before_state_dict(self, optimizer: torch.optim.Optimizer) -> None:
+        self.make_all_resident()
+        if self._elsewhere is not None:
+            self._elsewhere.hold_states(optimizer)
+
+    def _note_new(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.join_states(optimizer)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -199,7 +226,7 @@ class OptimizerStates:
             and self._store.device.holds(value)
             and block.resizable()
             and block._cdata not in self._store.persistent
-            and not self.moves_elsewhere(value)
+            and not (self._elsewhere is not None and self._elsewhere.holds(value))
         )
 
 

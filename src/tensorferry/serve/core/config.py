@@ -1,5 +1,7 @@
 """A model's configuration: read from `config.pbtxt`, and completed from the model itself."""
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,15 @@ from tensorferry.serve.core.spec import datatype_name, datatype_number
 from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.runtimes.runtime import Signature, TensorSignature
 from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
+from tensorferry.units import format_bytes
 
 CONFIG_NAME = "config.pbtxt"
 _SENDABLE = OWN_PARAMETERS.union(*(backend.parameters for backend in BACKENDS.values()))
+# what a configuration can make the server hold or do before its model has answered anybody
+_MAX_ROWS = 2**16
+_MAX_LEVELS = 256
+_MAX_WARM_UPS = 1000
+_MAX_MADE_NBYTES = 2**28
 _UNSUPPORTED = {
     "batch_input": "ragged batches (batch_input); use the parameter 'padding' instead",
     "batch_output": "ragged batches (batch_output)",
@@ -44,6 +52,8 @@ def parse_config(text: str, name: str) -> Any:
         raise BadModel(
             f"a request may not set the parameter {', '.join(map(repr, unknown))}; put it into {CONFIG_NAME} of model '{name}'"
         )
+    if "isolation" in config.parameters and config.parameters["isolation"].string_value != "process":
+        raise BadModel(f"a request may set the parameter 'isolation' of model '{name}' to 'process' alone")
     return _accept(config, name)
 
 
@@ -95,12 +105,35 @@ def _accept(config: Any, name: str) -> Any:
         present = getattr(config, field)
         if config.HasField(field) if hasattr(present, "SetInParent") else len(present):
             raise BadModel(f"model '{name}' asks for {words}, which this server does not do")
-    if config.max_batch_size < 0:
-        raise BadModel(f"model '{name}' has a max_batch_size of {config.max_batch_size}; expected 0 or more")
     for group in config.instance_group:
         if group.count < 0:
             raise BadModel(f"model '{name}' has an instance_group with a count of {group.count}; expected 0 or more")
+    batching, sequences = config.dynamic_batching, config.sequence_batching
+    for field, value, most in (
+        ("max_batch_size", config.max_batch_size, _MAX_ROWS),
+        ("priority_levels", batching.priority_levels, _MAX_LEVELS),
+        ("max_candidate_sequences", sequences.oldest.max_candidate_sequences, _MAX_ROWS),
+        ("number of preferred_batch_size", len(batching.preferred_batch_size), _MAX_ROWS),
+        ("number of warm-ups", len(config.model_warmup), _MAX_WARM_UPS),
+        *(("count of a warm-up", sample.count, _MAX_WARM_UPS) for sample in config.model_warmup),
+    ):
+        if not 0 <= value <= most:
+            raise BadModel(f"model '{name}' has a {field} of {value:,}; expected 0 to {most:,}")
+    for sample in config.model_warmup:
+        _check_memory(name, "warm-up", sample.inputs.values(), max(1, sample.batch_size))
+    _check_memory(name, "state of a sequence", sequences.state, 1)
     return config
+
+
+def _check_memory(name: str, what: str, tensors: Iterable[Any], num_rows: int) -> None:
+    nbytes = 0
+    for tensor in tensors:
+        nbytes += 8 * num_rows * math.prod(max(1, size) for size in tensor.dims)
+        for state in getattr(tensor, "initial_state", ()):
+            nbytes += 8 * math.prod(max(1, size) for size in state.dims)
+    if nbytes > _MAX_MADE_NBYTES:
+        most = format_bytes(_MAX_MADE_NBYTES)
+        raise BadModel(f"model '{name}' has a {what} of {format_bytes(nbytes)}; at most {most} are made")
 
 
 def _complete_tensors(config: Any, declared: Any, actual: tuple[TensorSignature, ...], word: str) -> None:

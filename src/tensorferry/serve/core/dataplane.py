@@ -182,8 +182,6 @@ class DataPlane:
     def _submit(self, request: InferRequest, answer: Answer, *, at_once: bool = False) -> InferRequest:
         if self.max_under_way and self.num_under_way >= self.max_under_way:
             raise Unavailable(f"{self.num_under_way} requests are under way, which is the most this server takes")
-        if request.charge is not None:
-            request.charge.add(held_nbytes(request.inputs.values()))
         for _ in range(_MAX_TRIES):
             model = self.find(request.model_name, request.model_version)
             check_wanted(model, request.wanted)
@@ -276,7 +274,7 @@ class DataPlane:
         try:
             if charge is not None:
                 request.inputs = {}  # the answer may wait for long, and needs them no more
-                charge.replace(held_nbytes(outcome.values()))
+                charge.exchange(held_nbytes(outcome.values()))
             if request.wanted and _is_slow(request.wanted, outcome):
                 self._respond_later(model, request, outcome, answer)
                 return

@@ -19,7 +19,7 @@ INLINE_NBYTES = 64 * 1024  # of JSON, texts, or what is compressed
 INLINE_RAW_NBYTES = 2**20  # of numbers as they are, which are only copied
 
 # How much one request may bring in forms that the interpreter's lock is held for, in threads too. Raw numbers are not.
-MAX_JSON_VALUES = 2**21  # numbers; texts, keys, lists and objects count several times
+MAX_JSON_VALUES = 2**19  # numbers; texts, keys, lists and objects count several times
 MAX_TEXTS = 2**20  # elements of BYTES in one tensor
 MAX_TYPED_NBYTES = 8 * 2**20  # of a gRPC message without its raw contents
 PIECE_VALUES = 2**16  # converted at a time, before others have their turn

@@ -3,29 +3,25 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tensorferry.errors import BadModel, FerryError
-from tensorferry.serve.core.cache import ResponseCache
 from tensorferry.serve.core.config import complete_config
-from tensorferry.serve.core.deferred import DeferredCalls
 from tensorferry.serve.core.ensemble import FindModel
-from tensorferry.serve.core.faults import RequestFault
-from tensorferry.serve.core.limiter import Limiter, read_needs
+from tensorferry.serve.core.limiter import read_needs
 from tensorferry.serve.core.model import Model, RuntimeModel
 from tensorferry.serve.core.probe import has_independent_rows
 from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.scheduler import Instance, Scheduler
 from tensorferry.serve.core.sequence_policy import SequencePolicy, read_sequences, with_sequences, without_sequences
 from tensorferry.serve.core.sequences import SequenceModel
-from tensorferry.serve.core.spec import ModelSpec, datatype_name, make_spec
+from tensorferry.serve.core.spec import make_spec
 from tensorferry.serve.core.stats import Stats
-from tensorferry.serve.core.tensors import DTYPES, Array, check_datatype, check_shape, decode_bytes
+from tensorferry.serve.core.warm_up import warm_up
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.proto import inference as pb
+from tensorferry.serve.python.loading import load_python_model
 from tensorferry.serve.runtimes.runtime import LoadOptions, Runner, Runtime
 from tensorferry.serve.runtimes.table import BACKENDS, find_backend, load_runtime
 from tensorferry.serve.runtimes.worker import WorkerRuntime
@@ -33,18 +29,6 @@ from tensorferry.serve.runtimes.worker import WorkerRuntime
 _LOG = logging.getLogger("tensorferry.serve")
 _GPU = pb.ModelInstanceGroup.KIND_GPU
 _MAX_INSTANCES = 64  # each is a thread, and a copy of what a runtime needs to run
-
-
-@dataclass(frozen=True, slots=True)
-class Workshop:
-    """What all models of a server share while they load and run."""
-
-    trust: bool = False
-    default_max_batch_size: int = 8
-    default_max_queue: int = 0
-    limiter: Limiter = field(default_factory=Limiter)
-    deferred: DeferredCalls = field(default_factory=DeferredCalls)
-    cache: ResponseCache | None = None
 
 
 def load_model(
@@ -75,8 +59,6 @@ def load_model(
     groups = list(config.instance_group) or [pb.ModelInstanceGroup(count=1)]
     options = make_options(workshop, config, path, groups)
     if backend == "python":
-        from tensorferry.serve.python.loading import load_python_model
-
         return load_python_model(workshop, folder, version, config, options, find, stats, is_sent=is_sent)
     if backend == "remote" and is_sent:
         raise BadModel(f"model '{config.name}' calls another service, which a model that a client sends may not")
@@ -206,36 +188,3 @@ def _prove_batching(complete: Any, config: Any, backend: str, runtime: Runtime, 
         config.name,
     )
     return complete_config(config, backend, runtime.signature, default_max_batch_size=0)
-
-
-def warm_up(config: Any, spec: ModelSpec, runner: Runner, folder: Path) -> None:
-    """Run the samples that a configuration names."""
-    for sample in config.model_warmup:
-        unknown = [name for name in sample.inputs if name not in spec.by_name]
-        if unknown:
-            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' names the unknown input '{unknown[0]}'")
-        try:
-            rows = {name: _warm_input(value, folder, name) for name, value in sample.inputs.items()}
-            num_rows = max(1, sample.batch_size)
-            inputs = {name: np.stack([row] * num_rows) for name, row in rows.items()} if spec.is_batched else rows
-            checked, _, _ = spec.check_inputs(inputs)
-            for _ in range(max(1, sample.count)):
-                runner.run(checked, spec.output_names)
-        except RequestFault as fault:
-            raise BadModel(f"the warm-up '{sample.name}' of model '{config.name}' failed: {fault}") from None
-
-
-def _warm_input(value: Any, folder: Path, name: str) -> Array:
-    datatype = check_datatype(datatype_name(value.data_type), name)
-    shape = check_shape(list(value.dims), name)
-    match value.WhichOneof("input_data_type"):
-        case "input_data_file":
-            path = folder / "warmup" / value.input_data_file
-            if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
-                raise BadModel(f"the warm-up file {value.input_data_file!r} is not in {folder / 'warmup'}")
-            return decode_bytes(datatype, shape, path.read_bytes(), name)
-        case "random_data":
-            random = np.random.default_rng(0)
-            return random.random(shape).astype(DTYPES[datatype]) if datatype != "BYTES" else np.full(shape, b"warm", np.object_)
-        case _:
-            return np.full(shape, b"", np.object_) if datatype == "BYTES" else np.zeros(shape, DTYPES[datatype])

@@ -29,10 +29,11 @@ class MemoryBudget:
 class Charge:
     """What one request holds of the budget; used by the thread that reads the request and the loop that may drop it."""
 
-    __slots__ = ("budget", "is_closed", "nbytes")
+    __slots__ = ("budget", "is_closed", "nbytes", "num_free")
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, num_free: int = 0) -> None:
         self.budget = budget
+        self.num_free = num_free  # bytes of arrays that are charged beforehand
         self.nbytes = 0
         self.is_closed = False
 
@@ -52,6 +53,16 @@ class Charge:
                 return
             budget.num_held += nbytes
             self.nbytes += nbytes
+
+    def hold(self, nbytes: int) -> None:
+        """Hold what arrays take, unless it is so little that it was charged beforehand."""
+        if nbytes > self.num_free:
+            self.add(nbytes)
+
+    def exchange(self, nbytes: int) -> None:
+        """Hold what an answer's arrays take instead of all that was held for its request."""
+        if self.nbytes or nbytes > self.num_free:
+            self.replace(nbytes)
 
     def replace(self, nbytes: int) -> None:
         """Hold so many bytes instead of those held so far; raises MemoryFull, and goes on holding those."""

@@ -28,9 +28,10 @@ from tensorferry.serve.core.folder import (
     list_versions,
     store_upload,
 )
-from tensorferry.serve.core.loading import Workshop, load_model
+from tensorferry.serve.core.loading import load_model
 from tensorferry.serve.core.model import Model
 from tensorferry.serve.core.spec import make_spec
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.sources import Mirror
 
 _LOG = logging.getLogger("tensorferry.serve")

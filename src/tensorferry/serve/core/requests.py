@@ -122,7 +122,7 @@ class InferRequest:
     wanted: tuple[WantedOutput, ...] = ()
     id: str = ""
     options: RequestOptions = NO_OPTIONS
-    charge: Charge | None = None  # to which its arrays and its answer are charged
+    charge: Charge | None = None  # to which its arrays are charged already, and its answer will be
     trace: TraceContext | None = None  # that its client sent
     answer: "Answer | None" = None  # called with what became of it; None before it is submitted, and when it is over
     model: Any = None  # the loaded version that has it

@@ -2,15 +2,14 @@
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from threading import Condition
+from typing import Protocol
 
 from tensorferry.serve.core.faults import NotOver, RequestFault
 from tensorferry.serve.core.model import AnswerSink, Model, Outputs, StreamTicket
 from tensorferry.serve.core.requests import RequestOptions, Ticket
+from tensorferry.serve.core.sequence_policy import SequencePolicy
 from tensorferry.serve.core.tensors import Array
-
-if TYPE_CHECKING:
-    from tensorferry.serve.core.sequences import SequenceModel
 
 
 class Sequence:
@@ -53,6 +52,23 @@ class SequenceSlots:
         heappush(self.returned, slot)
 
 
+class SequenceOwner(Protocol):
+    """The model that a ticket is of, as far as it asks for something."""
+
+    policy: SequencePolicy
+    changed: Condition
+    is_decoupled: bool
+
+    def turn(self, ticket: "SequenceTicket") -> None:
+        """Have the instance see it again."""
+
+    def finish(self, ticket: "SequenceTicket") -> None:
+        """It is over, and the next of its sequence may begin."""
+
+    def keep_states(self, sequence: Sequence, outputs: Outputs) -> Outputs | RequestFault:
+        """The outputs without the states among them, which the sequence keeps."""
+
+
 class SequenceTicket:
     """One request of a sequence; it takes the answers of the instance, and passes them on."""
 
@@ -63,7 +79,7 @@ class SequenceTicket:
 
     def __init__(
         self,
-        model: "SequenceModel",
+        model: SequenceOwner,
         sequence: Sequence,
         inputs: dict[str, Array],
         options: RequestOptions,

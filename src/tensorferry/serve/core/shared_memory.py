@@ -4,9 +4,11 @@ Regions are read and written with `pread` and `pwrite`, never mapped: a client t
 mapping would kill the server.
 """
 
+import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tensorferry.serve.core.faults import Conflict, InvalidRequest, NotFound, TooLarge, Unsupported
@@ -78,9 +80,8 @@ class Regions:
 
     def read(self, place: RegionSlice) -> bytes:
         """The bytes at `place`."""
-        with self.lock:
-            region = self._find(place)
-            data = os.pread(region.descriptor, place.nbytes, region.offset + place.offset)
+        with self._open(place) as (descriptor, begin):
+            data = os.pread(descriptor, place.nbytes, begin)
         if len(data) != place.nbytes:
             raise InvalidRequest(
                 f"shared memory region '{place.region}' has shrunk: {len(data)} of {place.nbytes} bytes were read"
@@ -93,11 +94,21 @@ class Regions:
             raise InvalidRequest(
                 f"the output takes {len(data)} bytes, {place.nbytes} of region '{place.region}' are given for it"
             )
-        with self.lock:
-            region = self._find(place)
-            if os.fstat(region.descriptor).st_size < region.offset + place.offset + len(data):
+        with self._open(place) as (descriptor, begin):
+            if os.fstat(descriptor).st_size < begin + len(data):
                 raise InvalidRequest(f"shared memory region '{place.region}' has shrunk")
-            os.pwrite(region.descriptor, data, region.offset + place.offset)
+            os.pwrite(descriptor, data, begin)
+
+    @contextlib.contextmanager
+    def _open(self, place: RegionSlice) -> Iterator[tuple[int, int]]:
+        """A descriptor of a place's object, open whatever becomes of the region, and where in it the place begins."""
+        with self.lock:  # not while bytes are copied: the event loop takes it too
+            region = self._find(place)
+            descriptor = os.dup(region.descriptor)
+        try:
+            yield descriptor, region.offset + place.offset
+        finally:
+            os.close(descriptor)
 
     def _check_room(self, nbytes: int) -> None:
         if len(self.regions) >= MAX_REGIONS:

@@ -31,13 +31,12 @@ class TensorSpec:
         """`shape` as the runtime sees it."""
         return self.shape if self.reshape is None else self.shape[:is_batched] + self.reshape
 
-    def check(self, array: Array) -> None:
-        """Raise InvalidRequest if `array` is none of these."""
-        if array.dtype != DTYPES[self.datatype]:
-            raise InvalidRequest(f"input '{self.name}' is {self.datatype}, received {DATATYPES[array.dtype]}")
-        sizes = zip(array.shape, self.shape, strict=False)
-        if array.ndim != len(self.shape) or any(wanted not in (-1, size) for size, wanted in sizes):
-            raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(array.shape)}")
+    def check(self, dtype: Any, shape: tuple[int, ...]) -> None:
+        """Raise InvalidRequest for an array of another type or shape."""
+        if dtype != DTYPES[self.datatype]:
+            raise InvalidRequest(f"input '{self.name}' is {self.datatype}, received {DATATYPES[dtype]}")
+        if len(shape) != len(self.shape) or any(wanted not in (-1, size) for size, wanted in zip(shape, self.shape, strict=True)):
+            raise InvalidRequest(f"input '{self.name}' has the shape {list(self.shape)}, received {list(shape)}")
 
     def reshaped(self, array: Array, is_batched: bool) -> Array:
         """`array` as the runtime takes it."""
@@ -91,13 +90,17 @@ class ModelSpec:
                 self.known_forms[form] = known
         return arrays, *known
 
+    def check_input(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+        """Raise InvalidRequest for what is none of the inputs."""
+        spec = self.by_name.get(name)
+        if spec is None:
+            known = ", ".join(repr(known.name) for known in self.inputs)
+            raise InvalidRequest(f"model '{self.name}' has no input {name!r}; it has {known}")
+        spec.check(dtype, shape)
+
     def _check(self, arrays: dict[str, Array]) -> None:
         for name, array in arrays.items():
-            spec = self.by_name.get(name)
-            if spec is None:
-                known = ", ".join(repr(known.name) for known in self.inputs)
-                raise InvalidRequest(f"model '{self.name}' has no input {name!r}; it has {known}")
-            spec.check(array)
+            self.check_input(name, array.dtype, array.shape)
         if len(arrays) != len(self.inputs):
             missing = [spec.name for spec in self.inputs if not spec.optional and spec.name not in arrays]
             if missing:

@@ -7,8 +7,8 @@ read. So a client that does not read makes the server hold that many, each charg
 import asyncio
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, RequestFault, Unavailable
 from tensorferry.serve.core.memory import Charge, MemoryBudget
 from tensorferry.serve.core.model import Model, Outputs, StreamTicket, check_wanted
@@ -16,9 +16,6 @@ from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputT
 from tensorferry.serve.core.scheduler import Closed
 from tensorferry.serve.core.tensors import DATATYPES, held_nbytes
 from tensorferry.serve.core.tracing import RequestTrace
-
-if TYPE_CHECKING:
-    from tensorferry.serve.core.dataplane import DataPlane
 
 Response = InferResponse | RequestFault | None
 WINDOW = 16  # answers of a stream that may wait to be read
@@ -28,7 +25,7 @@ _MAX_TRIES = 3  # a model may be swapped between looking it up and queueing
 class AnswerStream:
     """One request on its way; `start`, `read` and `cancel` are called on the event loop."""
 
-    def __init__(self, plane: "DataPlane", request: InferRequest, charge: Charge, writer: "AnswerWriter") -> None:
+    def __init__(self, plane: DataPlane, request: InferRequest, charge: Charge, writer: "AnswerWriter") -> None:
         self.plane = plane
         self.request = request
         self.charge = charge
@@ -154,7 +151,7 @@ class AnswerStream:
 class AnswerWriter:
     """Writes answers to a client in their order, in a thread what takes long to write; everything else is on the event loop."""
 
-    def __init__(self, plane: "DataPlane", request: InferRequest, budget: MemoryBudget) -> None:
+    def __init__(self, plane: DataPlane, request: InferRequest, budget: MemoryBudget) -> None:
         self.answers = AnswerStream(plane, request, Charge(budget), self)
         self.waiting: deque[tuple[Response, bool]] = deque()  # behind one that takes long to write
         self.work: asyncio.Task[None] | None = None

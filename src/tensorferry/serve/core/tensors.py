@@ -62,17 +62,20 @@ def check_shape(shape: object, name: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def check_size(datatype: str, shape: tuple[int, ...], nbytes: int, name: str) -> None:
+    """Raise InvalidRequest where the number of bytes is not that of such a tensor; that of texts is not known before."""
+    wanted = math.prod(shape) * DTYPES[datatype].itemsize
+    if datatype != "BYTES" and wanted != nbytes:
+        raise InvalidRequest(f"tensor '{name}' of {datatype} and shape {list(shape)} takes {wanted} bytes, received {nbytes}")
+
+
 def decode_bytes(datatype: str, shape: tuple[int, ...], data: bytes | memoryview, name: str) -> Array:
     """The array that `data` holds: row-major, little-endian; BYTES elements each follow their length of four bytes."""
     num_elements = math.prod(shape)
     if datatype == "BYTES":
         return _decode_strings(num_elements, memoryview(data), name).reshape(shape)
     dtype = DTYPES[datatype]
-    if num_elements * dtype.itemsize != len(data):
-        raise InvalidRequest(
-            f"tensor '{name}' of {datatype} and shape {list(shape)} takes {num_elements * dtype.itemsize} bytes, "
-            f"received {len(data)}"
-        )
+    check_size(datatype, shape, len(data), name)
     if num_elements == 0:
         return np.empty(shape, dtype)
     if datatype == "BOOL":
@@ -87,13 +90,35 @@ def encode_bytes(array: Array) -> bytes:
     """The bytes of `array` as the protocol sends them."""
     if array.dtype.hasobject:
         elements = array.reshape(-1).tolist()
-        return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, elements)), elements, strict=True)))
+        pieces = (elements[begin : begin + PIECE_VALUES] for begin in range(0, len(elements), PIECE_VALUES))
+        return b"".join([_encode_texts(piece) for piece in pieces])
     return array.tobytes()
+
+
+def _encode_texts(elements: list[bytes]) -> bytes:
+    return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, elements)), elements, strict=True)))
 
 
 def held_nbytes(arrays: Iterable[Array]) -> int:
     """The memory that arrays take; texts count what is around each of them, not their bytes."""
-    return sum(array.nbytes + _TEXT_NBYTES * array.size if array.dtype.hasobject else array.nbytes for array in arrays)
+    held = 0
+    for array in arrays:  # as a loop, since every request comes by here
+        held += array.nbytes
+        if array.dtype.hasobject:
+            held += _TEXT_NBYTES * array.size
+    return held
+
+
+def decoded_nbytes(datatype: str, shape: tuple[int, ...], nbytes: int) -> int:
+    """The memory that bytes take at most when they are decoded, beside themselves."""
+    return 2 * nbytes + (_TEXT_NBYTES + 8) * min(math.prod(shape), nbytes // 4) if datatype == "BYTES" else nbytes
+
+
+def listed_nbytes(datatype: str, shape: tuple[int, ...], nbytes: int) -> int:
+    """The memory of an array whose elements came as so many bytes of JSON: two at least for each, or three for a text."""
+    if datatype == "BYTES":
+        return nbytes + (_TEXT_NBYTES + 8) * min(math.prod(shape), nbytes // 3)
+    return DTYPES[datatype].itemsize * min(math.prod(shape), nbytes // 2)
 
 
 def decode_json(datatype: str, shape: tuple[int, ...], data: object, name: str) -> Array:

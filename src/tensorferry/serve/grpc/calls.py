@@ -421,7 +421,7 @@ class Call:
     def reply(self, message: bytes) -> None:
         """Answer with one message and OK."""
         if not self.is_over:
-            if len(message) > INLINE_NBYTES:
+            if len(message) > SMALL_NBYTES:
                 try:
                     self.stream.charge.replace(len(message))
                 except MemoryFull as fault:

@@ -14,10 +14,10 @@ from collections import OrderedDict, deque
 from typing import Any, Protocol
 
 from tensorferry.serve.core.faults import MemoryFull
-from tensorferry.serve.core.limits import LINGER_SECONDS, RpcLimits
+from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import STREAM_NBYTES, Charge, MemoryBudget
+from tensorferry.serve.grpc.control import Stopwatches, check_begun, check_timeouts, handle_control
 from tensorferry.serve.grpc.frames import (
-    ACK,
     CONTINUATION,
     DATA,
     DEFAULT_WINDOW,
@@ -25,25 +25,17 @@ from tensorferry.serve.grpc.frames import (
     END_STREAM,
     FRAME_HEADER,
     FRAME_HEADER_NBYTES,
-    GOAWAY,
     HEADERS,
     MAX_FRAME_NBYTES,
     MAX_WINDOW,
     PADDED,
-    PING,
     PREFACE,
-    PRIORITY,
-    PUSH_PROMISE,
-    RST_STREAM,
     SETTINGS,
-    WINDOW_UPDATE,
     Code,
     ConnectionFault,
     FloodLimit,
     Setting,
     StreamFault,
-    read_number,
-    read_settings,
     strip_padding,
     write_frame,
     write_goaway,
@@ -59,7 +51,7 @@ from tensorferry.serve.grpc.headers import (
     MalformedHeaders,
     check_trailers,
 )
-from tensorferry.serve.grpc.streams import CONNECTION_WINDOW, NOBODY, Inflow, Outflow, Receiver, Stopwatch, Stream
+from tensorferry.serve.grpc.streams import CONNECTION_WINDOW, NOBODY, Inflow, Outflow, Receiver, Stream
 
 _LOG = logging.getLogger("tensorferry.serve")
 _MAX_CONTINUATIONS = 8
@@ -68,10 +60,6 @@ _MAX_RESET = 1024  # streams that were reset and are remembered: frames of those
 _MAX_SKIPPED = 64
 _FEW_FRAMES = 8
 _RESERVE_STREAMS = 16
-_OF_THE_CONNECTION = frozenset({SETTINGS, PING, GOAWAY})
-_OF_A_STREAM = frozenset({RST_STREAM, PRIORITY})
-_NUM_NBYTES = {PING: 8, RST_STREAM: 4, WINDOW_UPDATE: 4}
-_PROGRESS_NBYTES = 1024
 _TURN_SECONDS = 0.005  # how long one connection may keep others waiting before it goes on behind them
 
 
@@ -445,8 +433,7 @@ class Http2Connection(asyncio.Protocol):
         self.streams.pop(stream.number, None)
         self.outflow.drop(stream)
         self.inflow.release(stream)
-        if stream.charge.nbytes:
-            stream.charge.close()
+        stream.charge.close()
         if self.is_ending and not self.streams:
             self._half_close()
 
@@ -472,132 +459,3 @@ class Http2Connection(asyncio.Protocol):
             self.transport.write_eof()
         else:
             self.transport.close()
-
-
-def handle_control(connection: "Http2Connection", kind: int, flags: int, number: int, payload: bytes) -> None:
-    """Do what a frame says; one of an unknown kind says nothing."""
-    if kind == WINDOW_UPDATE and len(payload) == 4:  # by far the most
-        _on_window_update(connection, number, payload)
-        return
-    if (number and kind in _OF_THE_CONNECTION) or (not number and kind in _OF_A_STREAM):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame of type {kind} for stream {number}")
-    if len(payload) != _NUM_NBYTES.get(kind, len(payload)):
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} with {len(payload)} bytes")
-    if kind in _HANDLERS:
-        _HANDLERS[kind](connection, flags, number, payload)
-
-
-def check_begun(connection: "Http2Connection", number: int) -> None:
-    """Only HEADERS begin a stream, and those of clients are odd."""
-    if number % 2 == 0 or number > connection.last_number:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, f"stream {number} has not begun")
-
-
-def _on_settings(connection: "Http2Connection", flags: int, _: int, payload: bytes) -> None:
-    if flags & ACK:
-        if payload or not connection.has_settings:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS that acknowledge and set")
-        return
-    connection.has_settings = True
-    window = read_settings(payload).get(Setting.INITIAL_WINDOW_SIZE)
-    connection.write(write_frame(SETTINGS, ACK, 0, b""))  # before any DATA that the new window lets go
-    if window is not None:
-        connection.outflow.set_initial_window(window, list(connection.streams.values()))
-
-
-def _on_window_update(connection: "Http2Connection", number: int, payload: bytes) -> None:
-    increment = read_number(payload)
-    if number == 0:
-        connection.outflow.widen(increment)
-        return
-    check_begun(connection, number)
-    stream = connection.streams.get(number)
-    if stream is not None:
-        connection.outflow.widen_stream(stream, increment)
-
-
-def _on_reset(connection: "Http2Connection", _: int, number: int, __: bytes) -> None:
-    check_begun(connection, number)
-    stream = connection.streams.get(number)
-    if stream is not None:
-        connection.note_reset(number, by_client=True)
-        connection.abandon(stream)
-
-
-def _on_ping(connection: "Http2Connection", flags: int, _: int, payload: bytes) -> None:
-    if not flags & ACK:
-        connection.write(write_frame(PING, ACK, 0, payload))
-
-
-def _on_goaway(connection: "Http2Connection", _: int, __: int, payload: bytes) -> None:
-    if len(payload) < 8:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
-    connection.end()
-
-
-def _on_priority(_: "Http2Connection", __: int, number: int, payload: bytes) -> None:
-    if len(payload) != 5:
-        raise StreamFault(number, Code.FRAME_SIZE_ERROR)
-
-
-def _on_push_promise(_: "Http2Connection", __: int, ___: int, ____: bytes) -> None:
-    raise ConnectionFault(Code.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
-
-
-_HANDLERS = {
-    GOAWAY: _on_goaway,
-    PING: _on_ping,
-    PRIORITY: _on_priority,
-    PUSH_PROMISE: _on_push_promise,
-    RST_STREAM: _on_reset,
-    SETTINGS: _on_settings,
-}
-
-
-class Stopwatches:
-    """What is watched on one connection."""
-
-    __slots__ = ("lingering", "pinged_at", "silence", "slowness", "stall")
-
-    def __init__(self) -> None:
-        self.silence = Stopwatch()  # nothing comes
-        self.slowness = Stopwatch()  # a frame or a head has begun, and does not end
-        self.stall = Stopwatch()  # the client does not read
-        self.lingering = Stopwatch()
-        self.pinged_at = -1  # how many reads there had been when we asked whether the client is there
-
-
-def check_timeouts(connection: "Http2Connection", now: float) -> None:
-    """End what takes too long."""
-    limits, watches, outflow = connection.limits, connection.watches, connection.outflow
-    if connection.is_refused:
-        if watches.lingering.look(True, now) > LINGER_SECONDS:
-            connection.transport.abort()
-        return
-    is_stuck = watches.stall.look(outflow.num_pauses if outflow.is_paused else None, now) > limits.read_seconds
-    is_partial = bool(connection.rest or connection.block or not connection.has_settings)
-    is_slow = watches.slowness.look(connection.num_frames if is_partial else None, now) > limits.read_seconds
-    silence = watches.silence.look(connection.num_reads, now)
-    if is_stuck or (connection.streams and silence > limits.ping_seconds + limits.pong_seconds):
-        connection.transport.abort()
-    elif is_slow:
-        connection.refuse(Code.ENHANCE_YOUR_CALM, f"a frame did not arrive within {limits.read_seconds:g} seconds")
-    elif connection.streams:
-        if silence > limits.ping_seconds and watches.pinged_at != connection.num_reads:
-            watches.pinged_at = connection.num_reads
-            connection.write(write_frame(PING, 0, 0, bytes(8)))
-        for stream in list(connection.streams.values()):
-            _check_stream_timeouts(connection, stream, now)
-    elif silence > limits.idle_seconds:
-        connection.end()
-
-
-def _check_stream_timeouts(connection: "Http2Connection", stream: Stream, now: float) -> None:
-    seconds = connection.limits.read_seconds
-    # a window that is widened byte by byte is no progress
-    if stream.sending.look(stream.num_sent // _PROGRESS_NBYTES if stream.pending else None, now) > seconds:
-        connection.reset_stream(stream.number, Code.CANCEL)
-        return
-    waits_for_us = stream.is_received or stream.number in connection.inflow.waiting or not stream.receiver.wants_more
-    if stream.receiving.look(None if waits_for_us else stream.receiver.progress, now) > seconds:
-        stream.receiver.expire()

@@ -1,6 +1,6 @@
 """An inference as gRPC carries it: ModelInferRequest and ModelInferResponse."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,17 @@ from tensorferry.serve.core.limits import INLINE_NBYTES, INLINE_RAW_NBYTES, MAX_
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse, RegionSlice, WantedOutput, read_options
 from tensorferry.serve.core.shared_memory import Regions
-from tensorferry.serve.core.tensors import Array, check_datatype, check_shape, decode_bytes, decode_typed, encode_bytes
+from tensorferry.serve.core.tensors import (
+    Array,
+    check_datatype,
+    check_shape,
+    check_size,
+    decode_bytes,
+    decode_typed,
+    decoded_nbytes,
+    encode_bytes,
+    listed_nbytes,
+)
 from tensorferry.serve.proto import inference as pb
 
 # the field of InferTensorContents for each datatype; the 16-bit floats only travel raw
@@ -121,31 +131,77 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise InvalidRequest("the bytes are not a message")
 
 
-def read_request(message: Any, regions: Regions, charge: Charge | None = None) -> InferRequest:
-    """The request of a ModelInferRequest; its arrays and its answer are charged to `charge`."""
+@dataclass(slots=True)
+class ArrivedInput:
+    """One input of a message, and where its elements are: its raw bytes, shared memory or the message itself."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes | None
+    place: RegionSlice | None
+    tensor: Any
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that its array takes at most, and what is read for it; the message is counted already."""
+        if self.raw is not None:
+            return decoded_nbytes(self.datatype, self.shape, len(self.raw))
+        if self.place is not None:
+            check_size(self.datatype, self.shape, self.place.nbytes, self.name)
+            return self.place.nbytes + decoded_nbytes(self.datatype, self.shape, self.place.nbytes)
+        return listed_nbytes(self.datatype, self.shape, 8 * self.tensor.ByteSize())
+
+    def read(self, regions: Regions) -> Array:
+        """Its array."""
+        if self.raw is not None:
+            return decode_bytes(self.datatype, self.shape, self.raw, self.name)
+        if self.place is not None:
+            return decode_bytes(self.datatype, self.shape, regions.read(self.place), self.name)
+        return _read_contents(self.tensor, self.datatype, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedInputs:
+    """All inputs of a message."""
+
+    inputs: Collection[ArrivedInput]
+    nbytes: int  # that their arrays take at most
+    is_quick_to_read: bool  # whether what they name in shared memory takes no longer than the event loop may be busy
+
+
+def find_inputs(message: Any) -> ArrivedInputs:
+    """The inputs of a ModelInferRequest, none of which is read yet."""
     raw = message.raw_input_contents
-    at = 0
-    inputs: dict[str, Array] = {}
+    at = nbytes = 0
+    has_places = False
+    found: dict[str, ArrivedInput] = {}
     for tensor in message.inputs:
         name = tensor.name
-        if name in inputs:
+        if name in found:
             raise InvalidRequest(f"input '{name}' came twice")
         place = _read_place(tensor.parameters) if tensor.parameters else None
-        datatype = check_datatype(tensor.datatype, name)
-        shape = check_shape(list(tensor.shape), name)
-        if place is not None:
-            inputs[name] = decode_bytes(datatype, shape, regions.read(place), name)
-        elif raw:
+        contents = None
+        if place is None and raw:
             if at >= len(raw):
                 raise InvalidRequest(f"input '{name}' has no entry in raw_input_contents")
-            inputs[name] = decode_bytes(datatype, shape, raw[at], name)
+            contents = raw[at]
             at += 1
-        else:
-            inputs[name] = _read_contents(tensor, datatype, shape)
+        datatype = check_datatype(tensor.datatype, name)
+        arrived = found[name] = ArrivedInput(name, datatype, check_shape(list(tensor.shape), name), contents, place, tensor)
+        nbytes += arrived.nbytes
+        has_places |= place is not None
     if at != len(raw):
         raise InvalidRequest(f"{len(raw) - at} entries of raw_input_contents belong to no input")
-    if not inputs:
+    if not found:
         raise InvalidRequest("the request has no inputs")
+    return ArrivedInputs(found.values(), nbytes, not has_places or nbytes <= INLINE_NBYTES)
+
+
+def read_request(message: Any, arrived: ArrivedInputs, regions: Regions, charge: Charge) -> InferRequest:
+    """The request of a ModelInferRequest and its inputs; its arrays and its answer are charged to `charge`."""
+    charge.hold(arrived.nbytes)
+    inputs = {each.name: each.read(regions) for each in arrived.inputs}
     parameters = {key: _value(value) for key, value in message.parameters.items()} if message.parameters else _EMPTY
     return InferRequest(
         model_name=message.model_name,

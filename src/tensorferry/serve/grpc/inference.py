@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tensorferry.errors import FerryError
@@ -15,12 +15,20 @@ from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import RequestFault, as_fault
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.logs import log_request
-from tensorferry.serve.core.memory import STREAM_NBYTES, Charge
+from tensorferry.serve.core.memory import SMALL_NBYTES, STREAM_NBYTES, Charge
 from tensorferry.serve.core.requests import InferRequest, InferResponse
 from tensorferry.serve.core.streaming import AnswerWriter
+from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.core.tracing import HEADER, TraceContext, read_trace
 from tensorferry.serve.grpc.calls import Call, Cancellable, Status, parse, status_of
-from tensorferry.serve.grpc.infer_messages import Outline, outline, read_request, write_response
+from tensorferry.serve.grpc.infer_messages import (
+    ArrivedInputs,
+    Outline,
+    find_inputs,
+    outline,
+    read_request,
+    write_response,
+)
 from tensorferry.serve.proto import inference as pb
 
 FINAL = "triton_final_response"  # the parameter that tells the last answer from others
@@ -57,9 +65,14 @@ class Inference:
         if found is not None:
             self.plane.find(found.model_name, found.model_version)  # before much is read for a model that is not there
             if not found.is_quick_to_read:
-                self.work = _start_task(self._read_and_submit(data, found))
+                self.work = _start_task(self._parse_and_submit(data, found))
                 return
-        self._submit(self._read(data))
+        message, arrived = self._read(data)
+        if not arrived.is_quick_to_read:
+            self._check(message, arrived)
+            self.work = _start_task(self._read_and_submit(message, arrived))
+            return
+        self._submit(read_request(message, arrived, self.plane.regions, self.charge))
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
@@ -82,21 +95,36 @@ class Inference:
         """Answer with an error."""
         raise NotImplementedError
 
-    def _read(self, data: bytes) -> InferRequest:
+    def _read(self, data: bytes) -> tuple[Any, ArrivedInputs]:
         message = parse(pb.ModelInferRequest, data)
         self.identify(message)
-        return read_request(message, self.plane.regions, self.charge if self.charge.nbytes else None)
+        return message, find_inputs(message)
 
-    async def _read_and_submit(self, data: bytes, found: Outline) -> None:
+    def _check(self, message: Any, arrived: ArrivedInputs) -> None:
+        """Raise what is wrong with a request before its inputs are read from shared memory."""
+        spec = self.plane.find(message.model_name, message.model_version).spec
+        for each in arrived.inputs:
+            spec.check_input(each.name, DTYPES[each.datatype], each.shape)
+
+    async def _parse_and_submit(self, data: bytes, found: Outline) -> None:
         def read() -> InferRequest:
             self.charge.add(found.parsed_nbytes)
-            request = self._read(data)
+            message, arrived = self._read(data)
+            if not arrived.is_quick_to_read:
+                self._check(message, arrived)
+            request = read_request(message, arrived, self.plane.regions, self.charge)
             self.charge.add(-found.parsed_nbytes)
             return request
 
+        await self._submit_from(read)
+
+    async def _read_and_submit(self, message: Any, arrived: ArrivedInputs) -> None:
+        await self._submit_from(lambda: read_request(message, arrived, self.plane.regions, self.charge))
+
+    async def _submit_from(self, read: Callable[[], InferRequest]) -> None:
+        """Submit what is read in a thread."""
         try:
-            request = await asyncio.to_thread(read)
-            self._submit(request)
+            self._submit(await asyncio.to_thread(read))
         except Exception as error:
             self.work = None  # it is this task, which ends by itself
             self.fail(error)
@@ -179,7 +207,7 @@ class StreamedInference(Inference):
 
     def __init__(self, stream: "StreamInfer", nbytes: int) -> None:
         self.plane = stream.plane
-        self.charge = Charge(stream.call.stream.charge.budget)
+        self.charge = Charge(stream.call.stream.charge.budget, SMALL_NBYTES)
         self.trace = stream.trace
         self.work = None
         self.stream = stream

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.core.memory import SMALL_NBYTES, Charge, MemoryBudget
 from tensorferry.serve.grpc.frames import (
     DEFAULT_WINDOW,
     MAX_FRAME_NBYTES,
@@ -145,7 +145,7 @@ class Stream:
     def __init__(self, connection: StreamOwner, number: int, out_window: int, num_promised: int | None) -> None:
         self.connection = connection
         self.number = number
-        self.charge = Charge(connection.budget)  # what its request and its answer hold
+        self.charge = Charge(connection.budget, SMALL_NBYTES)  # what its request and its answer hold
         self.cost = 0  # what its head took of the client's flood_limit
         self.receiver: Receiver = NOBODY
         self.in_window = DEFAULT_WINDOW  # what the client may still send

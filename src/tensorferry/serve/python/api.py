@@ -120,3 +120,6 @@ def _as_array(value: Any) -> Array:
 
     array = np.asarray(value)
     return to_array(array, datatype_of(array.dtype))
+
+
+Answer = Callable[[Request, Any, bool], None]  # one answer of a request, or None, and whether it is the last

@@ -4,13 +4,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.python.api import Context, Request
-
-if TYPE_CHECKING:
-    from tensorferry.serve.python.worker import Worker
+from tensorferry.serve.python.api import Answer, Context, Request
 
 _TRITON_UTILS = "triton_python_backend_utils"
 
@@ -34,7 +31,7 @@ class ModelFile(Protocol):
         """It is not used any more."""
 
 
-def open_model_file(path: Path, worker: "Worker") -> ModelFile:
+def open_model_file(path: Path, answer: Answer) -> ModelFile:
     """Import `path`, and tell which interface its class has."""
     from tensorferry.serve.python import triton
 
@@ -50,7 +47,7 @@ def open_model_file(path: Path, worker: "Worker") -> ModelFile:
     if hasattr(module, "TritonPythonModel"):
         from tensorferry.serve.python.triton_file import TritonFile
 
-        return TritonFile(module.TritonPythonModel, worker)
+        return TritonFile(module.TritonPythonModel, answer)
     if hasattr(module, "Model"):
         return FerryFile(module.Model)
     raise BadModel(f"{path.name} has no class Model (nor a TritonPythonModel)")

@@ -13,13 +13,14 @@ from tensorferry.serve.core.config import complete_config
 from tensorferry.serve.core.describe import describe_config
 from tensorferry.serve.core.ensemble import FindModel
 from tensorferry.serve.core.faults import NotFound, RequestFault
-from tensorferry.serve.core.loading import Workshop, warm_up
 from tensorferry.serve.core.model import Outputs
 from tensorferry.serve.core.queueing import read_policy
 from tensorferry.serve.core.requests import NO_OPTIONS
 from tensorferry.serve.core.spec import make_spec
 from tensorferry.serve.core.stats import Stats
 from tensorferry.serve.core.tensors import Array
+from tensorferry.serve.core.warm_up import warm_up
+from tensorferry.serve.core.workshop import Workshop
 from tensorferry.serve.proto import inference as pb
 from tensorferry.serve.python.model import Completed, PythonModel
 from tensorferry.serve.python.process import WorkerOptions

@@ -7,7 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +20,8 @@ from tensorferry.serve.core.faults import (
     Unavailable,
     Unsupported,
 )
-from tensorferry.serve.python.api import Context, Request
+from tensorferry.serve.python.api import Answer, Context, Request
 from tensorferry.serve.python.wire import Array, datatype_of, dtype_of, to_array
-
-if TYPE_CHECKING:
-    from tensorferry.serve.python.worker import Worker
 
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -149,8 +146,8 @@ class InferenceResponse:
 class ResponseSender:
     """The way back to the client of one request, for any number of answers."""
 
-    def __init__(self, worker: "Worker", request: Request) -> None:
-        self._worker = worker
+    def __init__(self, answer: Answer, request: Request) -> None:
+        self._answer = answer
         self.request = request
         self._is_over = False
 
@@ -161,7 +158,7 @@ class ResponseSender:
         self._is_over = bool(flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         if response is None and not self._is_over:
             raise TritonModelException("a response is needed, except with TRITONSERVER_RESPONSE_COMPLETE_FINAL")
-        self._worker.answer(self.request, None if response is None else response.as_outcome(), self._is_over)
+        self._answer(self.request, None if response is None else response.as_outcome(), self._is_over)
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone."""
@@ -429,7 +426,7 @@ def _code_of(fault: RequestFault) -> int:
     return next((code for code, kind in _FAULTS.items() if isinstance(fault, kind)), TritonError.INTERNAL)
 
 
-def wrap_request(worker: "Worker", request: Request, outputs: Sequence[str], model_name: str, version: int) -> InferenceRequest:
+def wrap_request(answer: Answer, request: Request, outputs: Sequence[str], model_name: str, version: int) -> InferenceRequest:
     """A request that came, as Triton's files know it."""
     flags = (request.sequence_start and TRITONSERVER_REQUEST_FLAG_SEQUENCE_START) | (
         request.sequence_end and TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
@@ -445,5 +442,5 @@ def wrap_request(worker: "Worker", request: Request, outputs: Sequence[str], mod
         request.timeout_microseconds,
         parameters=request.parameters,
     )
-    wrapped._sender = ResponseSender(worker, request)
+    wrapped._sender = ResponseSender(answer, request)
     return wrapped

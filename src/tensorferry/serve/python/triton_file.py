@@ -4,22 +4,19 @@ import asyncio
 import inspect
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorferry.errors import BadModel
 from tensorferry.serve.python import triton
-from tensorferry.serve.python.api import Context, Request
-
-if TYPE_CHECKING:
-    from tensorferry.serve.python.worker import Worker
+from tensorferry.serve.python.api import Answer, Context, Request
 
 
 class TritonFile:
     """One class made for Triton."""
 
-    def __init__(self, kind: Any, worker: "Worker") -> None:
+    def __init__(self, kind: Any, answer: Answer) -> None:
         self.kind = kind
-        self.worker = worker
+        self.answer = answer
         self.model: Any = None
         self.context: Context | None = None
         self.output_names: list[str] = []
@@ -58,7 +55,7 @@ class TritonFile:
         """The answers; None for those that come through a response sender."""
         assert self.context is not None
         name, version = self.context.name, self.context.version
-        wrapped = [triton.wrap_request(self.worker, each, self.output_names, name, version) for each in requests]
+        wrapped = [triton.wrap_request(self.answer, each, self.output_names, name, version) for each in requests]
         responses = self.model.execute(wrapped)
         if inspect.isawaitable(responses):
             responses = asyncio.run(_wait_for(responses))

@@ -50,7 +50,7 @@ class Worker:
         try:
             _, path, name, version, config = receive(self.connection)
             check_requirements(Path(path).parent)
-            self.model = open_model_file(Path(path), self)
+            self.model = open_model_file(Path(path), self.answer)
             self.post(("declared", self.model.declare(config)))
             _, config = receive(self.connection)
             self.datatypes = {output["name"]: _datatype(output) for output in config["output"]}

@@ -9,8 +9,8 @@ from tensorferry.serve.core.describe import describe_config, describe_model, des
 from tensorferry.serve.core.faults import InvalidRequest, Unsupported
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.core.repository import VersionState
-from tensorferry.serve.rest.infer import read_json, read_load
-from tensorferry.serve.rest.protocol import HttpRequest
+from tensorferry.serve.rest.exchange import HttpRequest
+from tensorferry.serve.rest.json_body import read_json, read_load
 
 Names = Mapping[str, str]  # those in the address: model, version, region
 Reply = tuple[int, Any]  # status, and what is sent as JSON (None: an empty body)

@@ -27,17 +27,19 @@ from tensorferry.serve.core.faults import (
 from tensorferry.serve.core.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
 from tensorferry.serve.core.logs import log_request
 from tensorferry.serve.core.requests import InferRequest, InferResponse
+from tensorferry.serve.core.tensors import DTYPES
 from tensorferry.serve.core.tracing import read_trace
 from tensorferry.serve.rest.answers import Reply
+from tensorferry.serve.rest.exchange import Exchange, HttpRequest, Written
 from tensorferry.serve.rest.generate import EventGeneration, OneGeneration, read_generate
 from tensorferry.serve.rest.infer import (
-    OutputForms,
+    Arrived,
+    arrive,
     is_quick_to_read,
     read_raw_request,
-    read_request,
     write_response,
 )
-from tensorferry.serve.rest.protocol import Exchange, HttpRequest, Written
+from tensorferry.serve.rest.layout import OutputForms
 from tensorferry.serve.rest.routes import RestRoute, WrongMethod, find_route
 from tensorferry.serve.rest.same_origin import check_control, check_origin
 
@@ -124,7 +126,11 @@ class RestApp:
             if unpacker is not None or not is_quick_to_read(request.body, request.header(b"inference-header-content-length")):
                 self._spawn(self._infer_large(request, exchange, name, version, unpacker), exchange)
                 return
-        self._submit(request, exchange, *self._read(request, exchange, name, version))
+        found = self._read(request, exchange, name, version)
+        if isinstance(found, Arrived):
+            self._spawn(self._infer_from_memory(request, exchange, name, version, found), exchange)
+        else:
+            self._submit(request, exchange, *found)
 
     def _start_unpacking(self, request: HttpRequest, exchange: Exchange) -> Unpacker | None:
         """Unpack a body that is packed; what unpacks the rest where it is large."""
@@ -138,22 +144,40 @@ class RestApp:
     async def _infer_large(
         self, request: HttpRequest, exchange: Exchange, name: str, version: str, unpacker: Unpacker | None
     ) -> None:
-        def read() -> tuple[InferRequest, OutputForms]:
+        def read() -> tuple[InferRequest, OutputForms] | Arrived:
             if unpacker is not None:
                 request.body = unpacker.finish()
             return self._read(request, exchange, name, version)
 
         found = await asyncio.to_thread(read)
-        if not exchange.is_over:
+        if isinstance(found, Arrived):
+            await self._infer_from_memory(request, exchange, name, version, found)
+        elif not exchange.is_over:
             self._submit(request, exchange, *found)
 
-    def _read(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> tuple[InferRequest, OutputForms]:
+    async def _infer_from_memory(
+        self, request: HttpRequest, exchange: Exchange, name: str, version: str, arrived: Arrived
+    ) -> None:
+        """Read what stands in shared memory in a thread, if it is what the model takes."""
+        spec = self.plane.find(name, version).spec
+        for tensor in arrived.layout.inputs:
+            spec.check_input(tensor.name, DTYPES[tensor.datatype], tensor.shape)
+        wanted = await asyncio.to_thread(arrived.read, name, version, self.plane.regions, exchange.charge)
+        if not exchange.is_over:
+            self._submit(request, exchange, wanted, arrived.layout.forms)
+
+    def _read(
+        self, request: HttpRequest, exchange: Exchange, name: str, version: str
+    ) -> tuple[InferRequest, OutputForms] | Arrived:
+        """The request of a body; one whose tensors in shared memory take long to read comes without them."""
         body, request.body = request.body, b""  # what is needed of it lives on in the arrays
-        charge = exchange.charge if len(body) > INLINE_NBYTES else None
         header_length = request.header(b"inference-header-content-length")
         if header_length == "0":
-            return read_raw_request(name, version, body, self.plane.find(name, version).spec, charge)
-        return read_request(name, version, body, header_length, self.plane.regions, charge)
+            return read_raw_request(name, version, body, self.plane.find(name, version).spec, exchange.charge)
+        arrived = arrive(body, header_length, exchange.charge)
+        if not arrived.is_quick_to_read:
+            return arrived
+        return arrived.read(name, version, self.plane.regions, exchange.charge), arrived.layout.forms
 
     def _submit(self, request: HttpRequest, exchange: Exchange, wanted: InferRequest, forms: OutputForms) -> None:
         started = time.perf_counter()

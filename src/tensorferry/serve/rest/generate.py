@@ -16,8 +16,8 @@ from tensorferry.serve.core.requests import InferRequest, InferResponse, OutputT
 from tensorferry.serve.core.spec import ModelSpec, TensorSpec
 from tensorferry.serve.core.streaming import AnswerWriter
 from tensorferry.serve.core.tensors import Array, decode_json, encode_json
-from tensorferry.serve.rest.infer import check_json, read_json
-from tensorferry.serve.rest.protocol import Exchange
+from tensorferry.serve.rest.exchange import Exchange
+from tensorferry.serve.rest.json_body import check_json, read_json
 
 _JSON = b"content-type: application/json\r\n"
 _EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\nx-accel-buffering: no\r\n"

@@ -12,17 +12,15 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
 
 from tensorferry.serve.core.faults import MemoryFull, RequestFault
 from tensorferry.serve.core.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
 from tensorferry.serve.core.memory import CONNECTION_NBYTES, Charge, MemoryBudget
-from tensorferry.serve.core.requests import Ticket
+from tensorferry.serve.rest.exchange import Exchange, HttpApp, HttpRequest, KnownHead, Written, strip_authority
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
@@ -31,123 +29,6 @@ _HEAD_END = b"\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-_SCHEMES = ("http://", "https://")
-
-
-@dataclass(slots=True)
-class HttpRequest:
-    """A request that has arrived whole. Header names are lower case."""
-
-    method: str = ""
-    path: str = ""
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    body: bytes = b""
-    keeps_alive: bool = True
-    takes_chunks: bool = True  # which came with HTTP/1.1
-
-    def header(self, name: bytes) -> str:
-        """A header's text, empty where it was not sent."""
-        return self.headers.get(name, b"").decode("latin-1")
-
-
-@dataclass(frozen=True, slots=True)
-class KnownHead:
-    """The bytes up to a request's body, and what they say."""
-
-    data: bytes
-    method: str
-    path: str
-    headers: dict[bytes, bytes]
-    body_nbytes: int
-
-    def read(self, data: bytes) -> HttpRequest | None:
-        """The request that `data` is, if it is one whole request with this head."""
-        if len(data) != len(self.data) + self.body_nbytes or not data.startswith(self.data):
-            return None
-        return HttpRequest(self.method, self.path, self.headers, data[len(self.data) :])
-
-
-Written = tuple[int, bytes, list[bytes]]  # an answer's status, headers as whole lines, and the parts of its body
-
-
-class HttpApp(Protocol):
-    """What answers requests."""
-
-    has_keys: bool  # whether `admit` must be asked of each
-
-    def admit(self, request: HttpRequest) -> int:
-        """How many bytes a request's body may have, before any of them is read; raises RequestFault for one that is not taken."""
-
-    def handle(self, request: HttpRequest, exchange: "Exchange") -> None:
-        """Answer now, or later, through the exchange."""
-
-    def explain(self, error: Exception) -> Written:
-        """The answer of a fault."""
-
-    def refuse(self, status: int, message: str) -> Written:
-        """The answer of an error that is found before a request is whole."""
-
-
-class Exchange:
-    """One request's way back to its client."""
-
-    __slots__ = ("closes", "connection", "is_chunked", "is_over", "on_drained", "request", "ticket")
-
-    def __init__(self, connection: "HttpConnection", request: HttpRequest) -> None:
-        self.connection = connection
-        self.request = request
-        self.closes = not request.keeps_alive
-        self.ticket: Ticket | None = None
-        self.on_drained: Callable[[], None] | None = None  # of an answer that goes in parts: the client has caught up
-        self.is_chunked = False
-        self.is_over = False
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no other request of the client waits behind this one, to be begun as soon as it is answered."""
-        return not self.connection.waiting and not self.connection.unparsed
-
-    @property
-    def charge(self) -> Charge:
-        """What the request holds; a connection has one request at a time."""
-        return self.connection.charge
-
-    def respond(self, status: int, headers: bytes, body: list[bytes]) -> None:
-        """Send the answer; `headers` are whole lines. Nothing happens when the client is gone."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self.ticket = None  # it leads back here, and a circle would keep the request's arrays until the collector runs
-        self.connection.send(self, status, headers, body)
-
-    def begin(self, status: int, headers: bytes, on_drained: Callable[[], None]) -> None:
-        """Begin an answer that goes in parts, with `write` and `finish`."""
-        if not self.is_over:
-            self.is_chunked = not self.closes and self.request.takes_chunks
-            self.closes = not self.is_chunked
-            self.on_drained = on_drained
-            self.connection.begin(self, status, headers)
-
-    def write(self, part: bytes) -> None:
-        """Send a part; where the client does not read, it waits in memory: see `HttpConnection.is_paused`."""
-        if not self.is_over and part:
-            self.connection.write(b"%x\r\n%s\r\n" % (len(part), part) if self.is_chunked else part)
-
-    def finish(self) -> None:
-        """The last part was sent."""
-        if not self.is_over:
-            self.is_over = True
-            self.ticket = self.on_drained = None
-            self.connection.finish(self)
-
-    def abandon(self) -> None:
-        """The client is gone."""
-        if not self.is_over:
-            self.is_over = True
-            self.on_drained = None
-            if self.ticket is not None:
-                self.ticket.cancel()
-                self.ticket = None
 
 
 class HttpConnection(asyncio.Protocol):
@@ -158,7 +39,7 @@ class HttpConnection(asyncio.Protocol):
         self.limits = limits
         self.connections = connections
         self.reserved = Charge(budget)  # for the connection itself, and for small requests
-        self.charge = Charge(budget)  # for what a request takes beyond that
+        self.charge = Charge(budget, CONNECTION_NBYTES // 4)  # for what a request takes beyond that
         self.parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set before anything else is called
         self.unparsed = b""  # what a client sent behind a request that is under way
@@ -329,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
         self.has_head = True
         self.is_upgrade = self.parser.should_upgrade()
         request.method = self.parser.get_method().decode("latin-1")
-        request.path = _strip_authority(self.url.decode("latin-1"))
+        request.path = strip_authority(self.url.decode("latin-1"))
         request.takes_chunks = self.parser.get_http_version() != "1.0"
         if len(headers) > MAX_NUM_HEADERS:
             self._refuse(431, f"more than {MAX_NUM_HEADERS} headers")
@@ -564,16 +445,3 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.resume_reading()  # to see it hang up
         else:
             self.transport.close()
-
-
-def _strip_authority(target: str) -> str:
-    """The path of a target, which may name the server as well.
-
-    >>> _strip_authority("http://ferry:8000/v2?x"), _strip_authority("http://ferry"), _strip_authority("/v2")
-    ('/v2?x', '/', '/v2')
-    """
-    scheme = next((scheme for scheme in _SCHEMES if target[:8].lower().startswith(scheme)), "")
-    if not scheme:
-        return target
-    slash = target.find("/", len(scheme))
-    return target[slash:] if slash >= 0 else "/"

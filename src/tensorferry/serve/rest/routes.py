@@ -11,7 +11,7 @@ from tensorferry.serve.core.faults import NotFound, RequestFault
 from tensorferry.serve.core.memory import Charge
 from tensorferry.serve.rest import answers
 from tensorferry.serve.rest.answers import Reply
-from tensorferry.serve.rest.protocol import HttpRequest
+from tensorferry.serve.rest.exchange import HttpRequest
 
 Answer = Callable[[DataPlane, HttpRequest, Charge, Mapping[str, str]], Reply | Awaitable[Reply]]
 
@@ -22,6 +22,9 @@ class WrongMethod(RequestFault):
     def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
         super().__init__(f"no such address: {method} {path}; it takes {' and '.join(allowed)}")
         self.allowed = allowed
+
+
+_MAX_KNOWN_LENGTH = 256  # of addresses that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +175,15 @@ ROUTES: tuple[RestRoute, ...] = (
 )
 
 
-@lru_cache(maxsize=1024)
 def find_route(method: str, path: str) -> tuple[RestRoute, Mapping[str, str]]:
     """The route of an address without its query, and the names in it; raises NotFound or WrongMethod.
 
-    Remembered, as few addresses get nearly all requests.
+    Short ones are remembered, as few addresses get nearly all requests.
     """
+    return _find_known_route(method, path) if len(path) <= _MAX_KNOWN_LENGTH else _find_route(method, path)
+
+
+def _find_route(method: str, path: str) -> tuple[RestRoute, Mapping[str, str]]:
     try:
         parts = [unquote(part, errors="strict") for part in path.removeprefix("/").split("/")]
     except UnicodeDecodeError:
@@ -193,3 +199,6 @@ def find_route(method: str, path: str) -> tuple[RestRoute, Mapping[str, str]]:
             return route, names
     allowed = [method for route, _ in exact for method in (("GET", "HEAD") if route.method == "GET" else (route.method,))]
     raise WrongMethod(method, path[:200], tuple(allowed))
+
+
+_find_known_route = lru_cache(maxsize=1024)(_find_route)

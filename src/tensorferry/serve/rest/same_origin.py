@@ -6,7 +6,7 @@ asking first, but not as JSON.
 
 from tensorferry.serve.core.faults import Forbidden, InvalidRequest
 from tensorferry.serve.core.hosts import AllowedHosts
-from tensorferry.serve.rest.protocol import HttpRequest
+from tensorferry.serve.rest.exchange import HttpRequest
 
 _BROWSERS_OWN = frozenset(("same-origin", "none"))  # from a page of this server, or typed by the user
 _FORM = "application/x-www-form-urlencoded"  # what curl and other tools say of every body

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 import torch
 
 from tensorferry.errors import BadModel
-from tensorferry.serve.runtimes.program_graph import check_word, vet_graph, vet_words
+from tensorferry.serve.runtimes.program_graph import vet_loaded
+from tensorferry.serve.runtimes.program_text import check_word, vet_graph, vet_words
 from tensorferry.serve.runtimes.trust import Untrusted, refuse
 
 _MAX_MEMBERS = 2**17
@@ -32,7 +33,14 @@ _VALUES = (int, float, complex, str, torch.dtype, torch.device, type(None))
 
 def load_program(path: Path, trust: bool) -> Any:
     """The exported program of a file; without trust raises BadModel for one that holds more than tensors and their graph."""
-    return torch.export.load(path if trust else io.BytesIO(vet_program(path)))
+    if trust:
+        return torch.export.load(path)
+    program = torch.export.load(io.BytesIO(vet_program(path)))
+    try:
+        vet_loaded(program)
+    except Untrusted as found:
+        raise refuse(path, found) from None
+    return program
 
 
 def vet_program(path: Path) -> bytes:

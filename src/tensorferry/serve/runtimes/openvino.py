@@ -1,6 +1,7 @@
 """OpenVINO IR files. All runners share one compiled model; each has an infer request of its own."""
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from tensorferry.serve.runtimes.table import BACKENDS, OWN_PARAMETERS
 from tensorferry.units import format_bytes
 
 _MAX_TEXT_NBYTES = 64 * 2**20
+_COUNT = re.compile(r"\d{1,9}|-[12]|AUTO|NUMA", re.ASCII)  # the negative numbers are words of OpenVINO as well
+_MAX_COUNTS = {"INFERENCE_NUM_THREADS": 1024, "NUM_STREAMS": 256, "PERFORMANCE_HINT_NUM_REQUESTS": 1024}
 _DATATYPES = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -113,6 +116,9 @@ def _read_properties(options: LoadOptions) -> dict[str, str]:
         raise BadModel(
             f"the configuration sets {', '.join(sorted(unknown))}, which may reach files; add --trust to load it all the same"
         )
+    for name in found.keys() & _MAX_COUNTS.keys():
+        if not _COUNT.fullmatch(found[name]) or (found[name].isdecimal() and int(found[name]) > _MAX_COUNTS[name]):
+            raise BadModel(f"the parameter '{name}' is {found[name][:40]!r}; expected a number of at most {_MAX_COUNTS[name]}")
     return found
 
 

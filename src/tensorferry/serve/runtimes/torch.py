@@ -12,6 +12,7 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault
 from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.exported_program import load_program
+from tensorferry.serve.runtimes.program_graph import check_calls
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 
 _DATATYPES = {
@@ -110,6 +111,8 @@ def _load_exported(options: LoadOptions, device: torch.device) -> TorchRuntime:
         raise BadModel(f"{options.path.name} has {len(made)} outputs, its configuration names {len(names)}")
     outputs = tuple(_read(name, value) for name, value in zip(names, made, strict=True))
     module = program.module().to(device)
+    if not options.trust:
+        check_calls(module)
     return TorchRuntime(module, device, Signature(inputs, outputs), tuple(tensor.name for tensor in inputs), names)
 
 

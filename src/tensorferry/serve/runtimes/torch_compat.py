@@ -9,5 +9,5 @@ with private_names("torch"):
 
 __all__ = ["OpOverload"]
 
-IN_PLACE: dict[str, object] = {"_schema": torch.ops.aten.add.Tensor}  # what an op takes, to refuse one that takes a file's name
+IN_PLACE: dict[str, object] = {"_schema": torch.ops.aten.add.Tensor}  # what an op takes, to refuse what it would not check itself
 check_attributes("torch", IN_PLACE)

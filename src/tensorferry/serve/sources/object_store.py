@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from tensorferry.errors import BadOption
@@ -66,6 +67,24 @@ class ObjectStore:
             raise SourceChanged(f"{file.path!r} changed while it was read from {self.url}") from None
         except exceptions.BaseError as error:
             raise _explain(f"cannot read {file.path!r} from {self.url}", error) from None
+
+
+    def write(self, name: str, path: Path) -> None:
+        """Make a file an object of this name; raises SourceFailed, or OSError where the file cannot be read."""
+        try:
+            with open(path, "rb") as file:
+                self.store.put(name, file)
+        except self.obstore.exceptions.BaseError as error:
+            raise _explain(f"cannot write {name!r} to {self.url}", error) from None
+
+    def remove(self, name: str) -> None:
+        """Remove an object; one that is not there is none to remove."""
+        try:
+            self.store.delete(name)
+        except self.obstore.exceptions.NotFoundError:
+            pass
+        except self.obstore.exceptions.BaseError as error:
+            raise _explain(f"cannot remove {name!r} from {self.url}", error) from None
 
 
 def _explain(what: str, error: Exception) -> SourceFailed:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slab_ops import streaming
+from slab_ops import gradients_of, streaming, whole
 from torch import nn
 from torch.nn import functional
 
@@ -23,8 +23,7 @@ def run(model: nn.Module, x: torch.Tensor, loss: Callable[[torch.Tensor], torch.
     value = loss(out)
     value.backward()
     assert x.grad is not None
-    of_x = torch.empty(x.shape, dtype=x.dtype).copy_(x.grad)  # a streamed gradient is filled in slab by slab
-    return [value.detach(), of_x, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [value.detach(), whole(x.grad), *gradients_of(model)]
 
 
 def check(model: nn.Module, x: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor], *, brings_back: bool = False) -> None:
@@ -163,7 +162,7 @@ def test_statistics_met_while_writing_are_those_of_a_pass_of_their_own() -> None
     with streaming() as streamer:
         first = run(model, x, squares)
         read = streamer.io.read_nbytes
-        streamer.begin_step()
+        streamer.begin_step(streamer.sizes)
         second = run(model, x, squares)
         assert streamer.io.read_nbytes - read < read
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -208,5 +207,5 @@ def test_autocast_streams_in_the_type_it_chose() -> None:
         out = conv(x)
         assert isinstance(out, StreamedTensor)
         assert out.dtype is torch.bfloat16
-        streamed = torch.empty(out.shape, dtype=out.dtype).copy_(out.detach())
+        streamed = whole(out)
     torch.testing.assert_close(streamed.float(), conv(x).detach(), rtol=0.05, atol=0.05)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from slab_ops import streaming
+from slab_ops import gradients_of, streaming
 from torch import nn
 from torch.nn import functional
 
@@ -19,7 +19,7 @@ def run(model: nn.Module, x: torch.Tensor, loss: Loss) -> list[torch.Tensor]:
     value = loss(model(x))
     value.backward()
     assert x.grad is not None
-    return [value.detach(), x.grad.clone(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+    return [value.detach(), x.grad.clone(), *gradients_of(model)]
 
 
 def next_token(scores: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ import torch
 from tensorferry.engines.torch.lean import backward_workspace, forward_workspace
 from tensorferry.engines.torch.stream.joining import channel_groups
 from tensorferry.engines.torch.stream.needs import Made, Reader, without_bytes
+from tensorferry.engines.torch.stream.registry import rule
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout, nbytes_of
 from tensorferry.engines.torch.stream.source import SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
 aten = torch.ops.aten

@@ -4,13 +4,15 @@ The sizes follow from the budget, from what the model holds and from shapes, nev
 with the same budget cut the same slabs and give the same bits.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import torch
 
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS
+from tensorferry.plan.weights import WindowedStep
 from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
@@ -19,6 +21,17 @@ _WORKING_SHARE = 0.5  # beside slabs there are writes under way and whole tensor
 _MOST_SHARE = 0.8  # what fast kernels may take where fewer rows would be for slow ones
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead
 _MIN_SLABS_ROWS = 12  # what one slab has at least, with its halo, for a fast kernel
+_STORING = {  # whose outputs go to the tier; what other rules make is a function of slabs
+    "convolution",
+    "convolution_backward",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "upsample_nearest2d_backward",
+    "upsample_nearest3d_backward",
+}
+_WINDOW_PART = 3  # of a step's room, one is for the window of weights
 _COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
@@ -49,11 +62,13 @@ def room_nbytes(limit_nbytes: int, held_nbytes: int) -> int:
     return limit_nbytes - held_nbytes - _COLD_NBYTES
 
 
-def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str], bool]) -> int:
+def streamed_floor_nbytes(
+    trace: Trace, num_rows: int, can_stream: Callable[[str], bool], windowed: WindowedStep | None = None
+) -> int:
     """A budget in which a step is expected to run where it streams.
 
-    trace: of the step without streaming. num_rows: rows of all samples of its inputs. An op that can be streamed needs a slab of
-    a few rows, another one needs all it touches.
+    trace: of the step without streaming. num_rows: rows of all samples of its inputs. windowed: the step with weights that move.
+    An op that can be streamed needs a slab of a few rows, another one needs all it touches.
     """
     num_parts = max(1, num_rows // _MIN_SLABS_ROWS)
     widest_nbytes = _MIN_WORKING_NBYTES
@@ -62,10 +77,51 @@ def streamed_floor_nbytes(trace: Trace, num_rows: int, can_stream: Callable[[str
             continue
         touched = (trace.storages[i] for i in {*op.inputs, *op.outputs})
         need_nbytes = op.workspace_nbytes + sum(s.nbytes for s in touched if s.kind in (Kind.ACTIVATION, Kind.GRADIENT))
-        name = op.name.rpartition(" ")[2].partition(".")[0]
+        name = op.kernel.partition(".")[0]
         widest_nbytes = max(widest_nbytes, need_nbytes // num_parts if can_stream(name) else need_nbytes)
+    if windowed is not None:
+        return least_window_nbytes(windowed) + kept_nbytes(trace) + _COLD_NBYTES + 2 * widest_nbytes
     state_nbytes = sum(storage.nbytes for storage in trace.storages if storage.kind is Kind.OPTIMIZER)
     return fixed_nbytes(trace) + _COLD_NBYTES + max(2 * widest_nbytes, state_nbytes)
+
+
+def least_window_nbytes(windowed: WindowedStep) -> int:
+    """The narrowest window beside streamed ops: a gradient that they add up is not in it yet."""
+    largest_nbytes = max((windowed.whole.storages[i].nbytes for i in windowed.moving), default=0)
+    return windowed.min_window_nbytes + largest_nbytes
+
+
+def window_nbytes_for(windowed: WindowedStep, limit_nbytes: int) -> int:
+    """How wide a window to give weights beside streamed ops, in a step that may hold so much."""
+    room = room_nbytes(limit_nbytes, kept_nbytes(windowed.whole))
+    return min(windowed.nbytes, max(least_window_nbytes(windowed), room // _WINDOW_PART))
+
+
+def kept_nbytes(trace: Trace) -> int:
+    """What a step holds of buffers and inputs, all of the time."""
+    return sum(storage.nbytes for storage in trace.storages if storage.kind in (Kind.BUFFER, Kind.INPUT))
+
+
+def stored_nbytes(trace: Trace, sizes: StreamSizes, can_stream: Callable[[str], bool]) -> int:
+    """What a step that streams has on the tier at once, of what is sure to go there.
+
+    A tensor that is stored stays as long as anybody may read what is a function of it.
+    """
+    last_uses = [len(trace.ops) if storage.freed_after is None else storage.freed_after for storage in trace.storages]
+    stored: set[int] = set()
+    for op in reversed(trace.ops):
+        if op.kernel in _STORING:
+            large = (i for i in op.outputs if trace.storages[i].nbytes >= sizes.threshold_nbytes)
+            stored.update(i for i in large if trace.storages[i].kind in (Kind.ACTIVATION, Kind.GRADIENT))
+        elif can_stream(op.kernel.partition(".")[0]):
+            last = max((last_uses[i] for i in op.outputs), default=0)
+            for i in op.inputs:
+                last_uses[i] = max(last_uses[i], last)
+    change = [0] * (len(trace.ops) + 2)
+    for i in stored:
+        change[trace.storages[i].born_at] += trace.storages[i].nbytes
+        change[last_uses[i] + 1] -= trace.storages[i].nbytes
+    return max(accumulate(change))
 
 
 def fixed_nbytes(trace: Trace) -> int:
@@ -82,7 +138,11 @@ def count_rows(values: Iterable[object]) -> int:
 
 
 def _count_rows(tensor: torch.Tensor) -> int:
-    if tensor.dim() in LAYOUTS:
-        return tensor.shape[0] * tensor.shape[ROWS]
-    has_features = tensor.is_floating_point()  # otherwise each number is a token
-    return int(prod(tensor.shape[:-1] if has_features else tensor.shape))
+    return count_rows_of(tensor.shape, is_whole=not tensor.is_floating_point())
+
+
+def count_rows_of(shape: Sequence[int], *, is_whole: bool) -> int:
+    """The same of an input of that shape; `is_whole`: its numbers are whole ones, each of them a token."""
+    if len(shape) in LAYOUTS:
+        return shape[0] * shape[ROWS]
+    return int(prod(shape if is_whole else shape[:-1]))

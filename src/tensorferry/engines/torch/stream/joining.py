@@ -8,32 +8,12 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.stream.norms import Moments
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab
+from tensorferry.engines.torch.stream.registry import rule
+from tensorferry.engines.torch.stream.slabs import LAYOUTS
 from tensorferry.engines.torch.stream.source import Computed, Constant, Joined, SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import Shown, StreamedTensor
 from tensorferry.engines.torch.stream.tokens import view_tokens
-
-
-class JoinedWriter:
-    """Writes slabs of a tensor to the tier, groups of channels apart."""
-
-    def __init__(self, streamer: Streamer, shape: Sequence[int], dtype: torch.dtype, groups: Sequence[int]) -> None:
-        self._groups = list(groups) if len(groups) > 1 else [shape[1]]
-        self._parts = [streamer.stored((shape[0], num_channels, *shape[2:]), dtype) for num_channels in self._groups]
-
-    def write(self, slab: Slab, tensor: torch.Tensor) -> None:
-        """Add a slab, which follows the one before."""
-        for stored, part in zip(self._parts, tensor.split(self._groups, dim=1), strict=True):
-            stored.write(slab, part)
-            if isinstance(stored.moments, Moments):
-                stored.moments.add(slab, part)
-
-    @property
-    def source(self) -> SlabSource:
-        """All that was written."""
-        return self._parts[0] if len(self._parts) == 1 else Joined(self._parts)
 
 
 def channel_groups(source: SlabSource) -> list[int]:

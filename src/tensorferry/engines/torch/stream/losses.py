@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.stream.needs import Made
+from tensorferry.engines.torch.stream.registry import rule
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import Shown, StreamedTensor
 from tensorferry.engines.torch.stream.tokens import MEAN, NONE, SUM, softmax_backward_of_tokens, softmax_of_tokens
 
@@ -84,13 +85,14 @@ def _nll_loss_backward(
     if reduction == NONE or not isinstance(x, StreamedTensor):
         return NotImplemented
     source, targets = x.source, _targets(x.source, target)
-    scaled = grad / total_weight if reduction == MEAN else grad
+    scaled = grad / total_weight if reduction == MEAN else grad.clone()
+    of_class = None if weight is None else weight.clone()
 
     def compute(slab: Slab) -> torch.Tensor:
         shape = slab.shape_in(source.shape)
         nothing = torch.empty((), dtype=source.dtype).expand(_as_image_shape(shape))  # only its shape is asked for
         classes = _as_image(targets.look(slab))[:, 0].contiguous()
-        out = aten.nll_loss2d_backward(scaled, nothing.contiguous(), classes, weight, SUM, ignore_index, total_weight)
+        out = aten.nll_loss2d_backward(scaled, nothing.contiguous(), classes, of_class, SUM, ignore_index, total_weight)
         return out.view(shape)
 
     wrapped = streamer.wrap(Computed(source.shape, source.dtype, [], compute))
@@ -104,7 +106,7 @@ def _per_place(source: SlabSource) -> Made:
 
 def _targets(source: SlabSource, target: torch.Tensor) -> SlabSource:
     """Classes as a tensor of one channel, cut as the scores are."""
-    return Resident(target.reshape(source.shape[0], 1, *source.shape[2:]))
+    return Resident(target.reshape(source.shape[0], 1, *source.shape[2:]), changed_with=target)
 
 
 def _as_image(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,7 +146,7 @@ def _reduced_loss_backward(op: Callable[..., torch.Tensor]) -> Callable[..., Any
         if reduction == NONE or x.shape != target.shape or _any_flat(x, target):
             return NotImplemented
         xs, targets = source_of(x), source_of(target)
-        scaled = grad / xs.shape.numel() if reduction == MEAN else grad
+        scaled = grad / xs.shape.numel() if reduction == MEAN else grad.clone()
         return streamer.wrap(
             Computed(xs.shape, xs.dtype, [xs, targets], lambda slab: op(scaled, xs.look(slab), targets.look(slab), SUM))
         )
@@ -191,11 +193,13 @@ def _reduce(streamer: Streamer, x: StreamedTensor, dim: Sequence[int] | None, ke
             if is_mean
             else Computed(shape, source.dtype, [source], lambda slab: reduce.dim_IntList(source.look(slab), [1], True))
         )
-    if ROWS not in dims or (dtype is None and not source.dtype.is_floating_point and is_mean):
+    if ROWS not in dims or source.dtype.is_complex or (dtype is None and not source.dtype.is_floating_point and is_mean):
         return NotImplemented
     total = _sum_over(streamer, source, dims, keepdim=keepdim and not x.is_flat)
     if is_mean:
         total = total / _product([source.shape[d] for d in dims])
+    if keepdim and x.is_flat:
+        total = total.view((1,) * x.dim())
     return total.to(dtype or (source.dtype if source.dtype.is_floating_point else total.dtype))
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.compat import tree_leaves, tree_map
+from tensorferry.engines.torch.stream.registry import op_name, pointwise_rule, rule
 from tensorferry.engines.torch.stream.slabs import ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, op_name, rule, source_of, written_through_view
+from tensorferry.engines.torch.stream.streamer import Streamer, source_of, written_through_view
 from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedTensor
 from tensorferry.engines.torch.stream.tokens import tokens_like
 
@@ -17,12 +18,14 @@ aten = torch.ops.aten
 _Found = tuple[torch.Size, torch.Size | None, bool, dict[int, SlabSource]]  # with the sources of tensors by their ids
 
 
-def run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+@pointwise_rule
+def _run_pointwise(streamer: Streamer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Any op that torch calls pointwise; in-place ones change what all aliases of the tensor show."""
     target = args[0] if func._schema.is_mutable else None
     if target is not None:
         plain = _out_of_place(func)
-        if not isinstance(target, StreamedTensor) or plain is None:
+        # of one in memory there may be views, which see what is written there alone
+        if not isinstance(target, StreamedTensor) or plain is None or isinstance(target.cell.source, Resident):
             return NotImplemented
         if target.cell.has_views:
             raise written_through_view(op_name(func))
@@ -74,7 +77,7 @@ def _sources(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Found | None:
             laid = tokens_like(tensor, shown) if are_tokens else _like(tensor, shown, shape, is_flat)
             if laid is None:
                 return None
-            sources[id(tensor)] = Resident(laid)
+            sources[id(tensor)] = Resident(laid, is_broadcast=True, changed_with=tensor)
     return shape, shown if are_tokens else None, is_flat, sources
 
 
@@ -99,7 +102,13 @@ def _on_slabs(
 
     It must not hold streamed tensors: their sources may change.
     """
-    args, kwargs = tree_map(lambda leaf: _Placed(sources[id(leaf)]) if id(leaf) in sources else leaf, (args, kwargs))
+
+    def as_it_is_now(leaf: Any) -> Any:
+        if id(leaf) in sources:
+            return _Placed(sources[id(leaf)])
+        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf  # a number, which may be another one by then
+
+    args, kwargs = tree_map(as_it_is_now, (args, kwargs))
     first = args[0].source if args and isinstance(args[0], _Placed) else None
     in_place = _in_place(func) if first is not None and first.dtype is dtype and not isinstance(first, Resident) else None
 
@@ -148,6 +157,7 @@ def _result_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def _out_of_place(func: Any) -> Any:
+    """The op that gives what this one writes to its first argument."""
     packet = getattr(aten, op_name(func).removesuffix("_"), None)
     return getattr(packet, func._overloadname, None) if func.namespace == "aten" else None
 

@@ -8,9 +8,10 @@ import torch
 from tensorferry.engines.torch.stream.convolution import carried
 from tensorferry.engines.torch.stream.joining import channel_groups
 from tensorferry.engines.torch.stream.needs import Reader
+from tensorferry.engines.torch.stream.registry import rule
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, Window, fill_outside, in_layout, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, rule, source_of
+from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 from tensorferry.errors import NotSupported
 

@@ -9,12 +9,14 @@ import torch
 from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.stream import rules
-from tensorferry.engines.torch.stream.decision import choose_sizes, room_nbytes
+from tensorferry.engines.torch.stream.decision import StreamSizes, choose_sizes, room_nbytes, stored_nbytes
+from tensorferry.engines.torch.stream.registry import op_name
 from tensorferry.engines.torch.stream.room import BudgetRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
-from tensorferry.engines.torch.stream.streamer import Streamer, op_name
+from tensorferry.engines.torch.stream.streamer import Streamer
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import StreamWarning
+from tensorferry.trace import Trace
 from tensorferry.units import format_bytes
 
 _NUM_CAREFUL_STEPS = 2  # the first leaves something of itself in the process
@@ -31,22 +33,30 @@ class StreamSession:
         states: OptimizerStates,
         limit_nbytes: int,
         budget_nbytes: int,
-        held_nbytes: int,
         watchdog: float,
     ) -> None:
-        """`limit_nbytes`: of the budget, without its margin. `held_nbytes`: weights, their gradients, buffers and inputs."""
-        self.sizes = choose_sizes(room_nbytes(limit_nbytes, held_nbytes))
+        """`limit_nbytes`: of the budget, without its margin."""
+        self._limit_nbytes = limit_nbytes
+        sizes = self.sizes_for(0)
         self._store = store
         self._states = states
         self._num_steps = 0
-        self.io = SlabIO(device.tier, buffer_nbytes=self.sizes.working_nbytes // _BUFFER_SHARE, watchdog_seconds=watchdog)
+        self.io = SlabIO(device.tier, buffer_nbytes=0, watchdog_seconds=watchdog)
         rules.load()
 
         def limit() -> int:  # once a step has ended the margin is given up rather than a training that has begun
             return limit_nbytes if self._num_steps < _NUM_CAREFUL_STEPS else budget_nbytes
 
         self.room = BudgetRoom(device, self.io, store, limit, budget_nbytes)
-        self.streamer = Streamer(self.io, self.sizes, self.room)
+        self.streamer = Streamer(self.io, sizes, self.room)
+
+    def sizes_for(self, held_nbytes: int) -> StreamSizes:
+        """How ops are cut in a step that holds so much of weights, their gradients, buffers and inputs."""
+        return choose_sizes(room_nbytes(self._limit_nbytes, held_nbytes))
+
+    def stored_nbytes(self, trace: Trace, held_nbytes: int) -> int:
+        """What such a step has on the tier at once."""
+        return stored_nbytes(trace, self.sizes_for(held_nbytes), rules.can_stream)
 
     def warn(self, exact_nbytes: int | None, budget_nbytes: int) -> None:
         """Tell the user, once, that results are not plain's bit for bit."""
@@ -58,9 +68,11 @@ class StreamSession:
             stacklevel=2,
         )
 
-    def begin_step(self) -> "StreamedStep":
-        """A new step, with the optimizer's state on its way out until it is used."""
-        self.streamer.begin_step()
+    def begin_step(self, held_nbytes: int) -> "StreamedStep":
+        """A new step, with the optimizer's state on its way out until it is used. `held_nbytes`: see `sizes_for`."""
+        sizes = self.sizes_for(held_nbytes)
+        self.io.limit_buffers(sizes.working_nbytes // _BUFFER_SHARE)
+        self.streamer.begin_step(sizes)
         self._num_steps += 1
         for state in self._states.find():
             self._states.swap_out(state)
@@ -70,9 +82,10 @@ class StreamSession:
         """What a report says of it."""
         counts = self.streamer.counts
         yield (
-            f"streamed, within rounding: {counts.num_stored} tensors of at least {format_bytes(self.sizes.threshold_nbytes)} "
-            f"went through the tier in slabs ({format_bytes(self.io.written_nbytes)} written, "
-            f"{format_bytes(self.io.read_nbytes)} read); the same bits in every run, not those of a plain one"
+            f"streamed, within rounding: {counts.num_stored} tensors of at least "
+            f"{format_bytes(self.streamer.sizes.threshold_nbytes)} went through the tier in slabs "
+            f"({format_bytes(self.io.written_nbytes)} written, {format_bytes(self.io.read_nbytes)} read); "
+            "the same bits in every run, not those of a plain one"
         )
         for name, nbytes in self.streamer.brought_back.most_common():
             yield f"{name} has no rule for slabs: {format_bytes(nbytes)} were brought back whole for it"

@@ -41,11 +41,10 @@ class SlabIO:
     """The two lanes of streamed slabs, and the memory that they come back to."""
 
     def __init__(self, tier: Tier, *, buffer_nbytes: int, watchdog_seconds: float) -> None:
-        """`buffer_nbytes`: what writes under way may hold, and what dead buffers may keep for the next ones."""
+        """`buffer_nbytes`: see `limit_buffers`."""
         self.tier = tier
         self.memory = MemoryPool()
-        self.memory.spare_limit_nbytes = buffer_nbytes
-        self.buffer_nbytes = buffer_nbytes
+        self.limit_buffers(buffer_nbytes)
         self.read_nbytes = self.written_nbytes = 0
         self._watchdog_seconds = watchdog_seconds
         self._out, self._in = CopyLane(Lane.OUT), CopyLane(Lane.IN)
@@ -54,6 +53,10 @@ class SlabIO:
         self._reads: deque[SlabRead] = deque()  # those that may be under way
         self.departed: deque[ThreadCopyOut[Buffer]] = deque()  # what dead tensors left on the tier
         self._stored: weakref.WeakSet[StoredRows] = weakref.WeakSet()
+
+    def limit_buffers(self, nbytes: int) -> None:
+        """What writes under way may hold from now on, and what dead buffers may keep for the next ones."""
+        self.memory.spare_limit_nbytes = self.buffer_nbytes = nbytes
 
     def write(self, block: MemoryBlock, start: int, nbytes: int) -> ThreadCopyOut[Buffer]:
         """Start writing a stretch of a block, when there are not too many such writes under way."""

@@ -4,13 +4,16 @@
 expect gets a copy, and the last of them the buffer itself. `read` gives memory that the reader may overwrite, `look` need not.
 """
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from tensorferry.engines.torch.stream.moments import Moments
 from tensorferry.engines.torch.stream.slab_io import SlabIO, SlabRead, StoredRows
 from tensorferry.engines.torch.stream.slabs import ROWS, Slab, cut, nbytes_of, whole
+from tensorferry.errors import SavedTensorModified
 
 _NUM_CHUNKS = 8  # a sample is read whole in so many
 
@@ -46,6 +49,11 @@ class SlabSource(ABC):
         for source in self.inputs:
             source.forget()
 
+    def memory(self) -> Iterator[torch.Tensor]:
+        """The tensors in memory that it reads."""
+        for source in self.inputs:
+            yield from source.memory()
+
     def leaves(self) -> Iterator["SlabSource"]:
         """All sources that this one is a function of, once for every time it is read."""
         if not self.inputs:
@@ -54,20 +62,47 @@ class SlabSource(ABC):
             yield from source.leaves()
 
 
-class Resident(SlabSource):
-    """A tensor in memory; where its size is 1 it is broadcast."""
+class Unchanged:
+    """A tensor in memory that is read later, and then has to be as it was."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, changed_with: torch.Tensor | None = None) -> None:
+        """`changed_with`: what is written to instead, where the tensor is a view of ours, whose versions are its own."""
+        self._tensor = tensor
+        watched = tensor if changed_with is None else changed_with
+        self._watched = weakref.ref(watched)  # who writes to it holds it, or a view that does
+        self._version = 0 if watched.is_inference() else watched._version
+
+    def get(self) -> torch.Tensor:
+        """The tensor, or `SavedTensorModified`."""
+        watched = self._watched()
+        if watched is not None and not watched.is_inference() and watched._version != self._version:
+            raise SavedTensorModified(
+                "a streamed tensor is a function of a tensor that was modified in place before it was read: expected version "
+                f"{self._version}, received {watched._version}. Read it before, or use the out-of-place form of that op."
+            )
+        return self._tensor
+
+
+class Resident(SlabSource):
+    """A tensor in memory.
+
+    is_broadcast: its samples or rows are those of all, where it has one alone. changed_with: see `Unchanged`.
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, is_broadcast: bool = False, changed_with: torch.Tensor | None = None) -> None:
         super().__init__(tensor.shape, tensor.dtype)
         self.tensor = tensor
+        self._unchanged = Unchanged(tensor, changed_with)
+        self._has_all_samples = is_broadcast and tensor.shape[0] == 1
+        self._has_all_rows = is_broadcast and tensor.shape[ROWS] == 1
 
     def look(self, slab: Slab) -> torch.Tensor:
-        tensor = self.tensor
-        if tensor.shape[0] > 1:
+        tensor = self._unchanged.get()
+        if not self._has_all_samples:
             tensor = tensor[slab.first : slab.last]
-        num_rows = tensor.shape[ROWS]
-        if num_rows == 1:
+        if self._has_all_rows:
             return tensor
+        num_rows = tensor.shape[ROWS]
         rows = tensor[:, :, max(slab.low, 0) : min(slab.high, num_rows)]
         if slab.low >= 0 and slab.high <= num_rows:
             return rows
@@ -76,6 +111,9 @@ class Resident(SlabSource):
 
     def read(self, slab: Slab) -> torch.Tensor:
         return self.look(slab).clone()
+
+    def memory(self) -> Iterator[torch.Tensor]:
+        yield self.tensor
 
 
 class Constant(SlabSource):
@@ -96,7 +134,7 @@ class Stored(SlabSource):
         super().__init__(shape, dtype)
         self.rows: StoredRows = StoredRows(io, shape, dtype)
         self.slabs: list[Slab] = []  # as they were written
-        self.moments: object | None = None  # what a norm wants to know of it, if that was found while it was written
+        self.moments: Moments | None = None  # what a norm wants to know of it, if that is found while it is written
         self.number = -1  # of the stored tensors of a step
         self._expected: dict[Slab, tuple[SlabRead, list[int], list[torch.Tensor]]] = {}
 
@@ -104,6 +142,8 @@ class Stored(SlabSource):
         """Add a slab, which follows the one before."""
         self.rows.write(slab, tensor)
         self.slabs.append(slab)
+        if self.moments is not None:
+            self.moments.add(slab, tensor)
 
     def expect(self, slab: Slab) -> None:
         if self.rows.in_memory(slab) is not None:
@@ -136,7 +176,7 @@ class Computed(SlabSource):
     """A function of slabs of other tensors.
 
     where: which slab of them it reads for one of its own. is_in_place: whether its result is in the memory of its first input's
-    slab. workspace: what it takes beyond its inputs and its result, by the slab that it reads.
+    slab. workspace: what it takes beyond its inputs and its result, by the slab that it reads. reads: tensors in memory besides.
     """
 
     def __init__(
@@ -150,13 +190,19 @@ class Computed(SlabSource):
         name: str = "",
         is_in_place: bool = False,
         workspace: Callable[[Slab], int] | None = None,
+        reads: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__(shape, dtype, inputs)
+        self._reads = tuple(reads)
         self.name = name  # of the op, where somebody asks
         self.where = where
         self.is_in_place = is_in_place
         self._compute = compute
         self._workspace = workspace
+
+    def memory(self) -> Iterator[torch.Tensor]:
+        yield from self._reads
+        yield from super().memory()
 
     def workspace(self, slab: Slab) -> int:
         """Bytes beyond inputs and result, by the slab that is read."""

@@ -11,31 +11,18 @@ from tensorferry.engines.torch.compat import tree_leaves, tree_map_only
 from tensorferry.engines.torch.demand import estimate_demand, most_nbytes
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.stream.decision import StreamSizes
+from tensorferry.engines.torch.stream.moments import Moments
 from tensorferry.engines.torch.stream.needs import Made, Reader, Where, need_of, nothing
+from tensorferry.engines.torch.stream.registry import SEEDS, op_name, run_by_rule
 from tensorferry.engines.torch.stream.room import SlabRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, cut, nbytes_of
-from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Stored, chunks, read_whole
+from tensorferry.engines.torch.stream.source import Computed, Joined, Resident, SlabSource, Stored, chunks, read_whole
 from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedTensor
 from tensorferry.errors import NotSupported
 
-Rule = Callable[..., Any]  # takes a streamer and the op's arguments; NotImplemented: the op is run whole
-RULES: dict[str, Rule] = {}  # by the name of an op without its overload
-_SEEDS: set[str] = set()  # ops whose outputs may be too large though no input is streamed
-_POINTWISE_BACKWARD = {f"{name}_backward" for name in ("leaky_relu", "elu", "hardtanh", "hardswish", "mish", "silu", "gelu")}
 _LEAST_SHARE = 4  # of an op's working memory: what slabs have at least
 _MAX_LEAVES = 12  # a function of more slabs than this is stored: it would be computed again for every reader
-
-
-def rule(*names: str, seeds: bool = False) -> Callable[[Rule], Rule]:
-    """The rule of these ops; `seeds`: it is asked even where no argument is streamed."""
-
-    def add(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        _SEEDS.update(names if seeds else ())
-        return function
-
-    return add
 
 
 @dataclass(slots=True)
@@ -57,11 +44,12 @@ class Streamer:
         self.op = ""  # that is run
         self.room = room
         self._number = 0
-        self._wanted_moments: set[int] = set()  # stored tensors, by number, that a norm reads
+        self._wanted_moments: set[tuple[StreamSizes, int]] = set()  # of stored tensors, by number, that a norm reads
 
-    def begin_step(self) -> None:
-        """Count stored tensors from zero."""
+    def begin_step(self, sizes: StreamSizes) -> None:
+        """Count stored tensors from zero, and cut ops in other sizes."""
         self._number = 0
+        self.sizes = sizes
 
     # ops
 
@@ -69,8 +57,8 @@ class Streamer:
         """Run an op by its rule, or whole."""
         name = self.op = op_name(func)
         streamed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor)]
-        if streamed or name in _SEEDS:
-            out = self._by_rule(name, func, args, kwargs)
+        if streamed or name in SEEDS:
+            out = run_by_rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         if not streamed:
@@ -83,41 +71,40 @@ class Streamer:
             self.room.demand(estimate_demand(func, args, kwargs), self.op)
         return run_op(func, args, kwargs)
 
-    def _by_rule(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from tensorferry.engines.torch.stream.pointwise import run_pointwise
-
-        if name in RULES:
-            return RULES[name](self, *args, **kwargs)
-        if torch.Tag.pointwise in func.tags or name in _POINTWISE_BACKWARD:
-            return run_pointwise(self, func, args, kwargs)
-        return NotImplemented
-
     def _run_whole(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an op writes or returns views of stays in memory, so that all who share it see it."""
+        written = [tensor for tensor in _written(func, args, kwargs) if isinstance(tensor, StreamedTensor)]
+        if any(tensor.is_flat or tensor.cell.has_views for tensor in written):
+            raise written_through_view(name)
         is_shared = any(argument.alias_info is not None for argument in func._schema.arguments)
+        brought: list[tuple[torch.Tensor, StreamedTensor]] = []
 
         def bring_back(tensor: StreamedTensor) -> torch.Tensor:
-            source = tensor.source
-            if isinstance(source, Resident):
-                full = source.tensor
-            else:
-                self.brought_back[name] += source.nbytes
-                chunk_nbytes = max(need_of([(source, None)], nothing, slab).nbytes for slab in chunks(source))
-                self.room.demand(source.nbytes + chunk_nbytes, name)
-                full = read_whole(source)
+            full = self._brought_back(tensor, name)
             if is_shared:
                 tensor.cell.source = Resident(full)
-            if tensor.shown in (Shown.TOKENS, Shown.TURNED):
-                rows = full[0, :, :, 0].t()
-                return rows.t() if tensor.shown is Shown.TURNED else rows.view(tensor.shape)
-            return full.view(tensor.shape)
+            shown = _as_shown(full, tensor)
+            brought.append((shown, tensor))
+            return shown
 
-        written = _first_written(func, args)
-        if isinstance(written, StreamedTensor) and (written.is_flat or written.cell.has_views):
-            raise written_through_view(name)
         whole_args, whole_kwargs = tree_map_only(StreamedTensor, bring_back, (args, kwargs))
         out = self._run_plain(func, whole_args, whole_kwargs)
-        return written if isinstance(written, StreamedTensor) else out
+        if any(shown.shape != tensor.shape for shown, tensor in brought):
+            raise NotSupported(
+                f"{name!r} gives a streamed tensor another shape; leave `out` away, or give one of the right shape"
+            )
+        streamed = {id(shown): tensor for shown, tensor in brought}
+        return tree_map_only(torch.Tensor, lambda tensor: streamed.get(id(tensor), tensor), out)
+
+    def _brought_back(self, tensor: StreamedTensor, name: str) -> torch.Tensor:
+        """All of a tensor in memory, in the shape of its source."""
+        source = tensor.source
+        if isinstance(source, Resident):
+            return source.tensor
+        self.brought_back[name] += source.nbytes
+        chunk_nbytes = max(need_of([(source, None)], nothing, slab).nbytes for slab in chunks(source))
+        self.room.demand(source.nbytes + chunk_nbytes, name)
+        return read_whole(source)
 
     # tensors
 
@@ -132,18 +119,16 @@ class Streamer:
 
     def stored(self, shape: Sequence[int], dtype: torch.dtype) -> Stored:
         """A new tensor on the tier, to be written slab by slab."""
-        from tensorferry.engines.torch.stream.norms import Moments
-
         stored = Stored(self.io, shape, dtype)
         stored.number, self._number = self._number, self._number + 1
-        if stored.number in self._wanted_moments:
+        if (self.sizes, stored.number) in self._wanted_moments:
             stored.moments = Moments()
         self.counts.num_stored += 1
         return stored
 
     def want_moments(self, stored: Stored) -> None:
         """In later steps, find what norms want to know of this tensor while it is written."""
-        self._wanted_moments.add(stored.number)
+        self._wanted_moments.add((self.sizes, stored.number))
 
     def is_large(self, shape: Sequence[int], dtype: torch.dtype) -> bool:
         """Whether a tensor is not to be in memory whole."""
@@ -172,19 +157,19 @@ class Streamer:
         self, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[Slab, torch.Tensor]], groups: Sequence[int] = ()
     ) -> torch.Tensor:
         """A tensor from its slabs, in order: on the tier if it is large. `groups`: channels that are stored apart."""
-        from tensorferry.engines.torch.stream.joining import JoinedWriter
-
         if not self.is_large(shape, dtype):
             tensor = torch.empty(tuple(shape), dtype=dtype, memory_format=LAYOUTS[len(shape)])
             for slab, piece in pieces:
                 tensor[slab.first : slab.last, :, slab.low : slab.high] = piece
                 del piece
             return tensor
-        writer = JoinedWriter(self, shape, dtype, groups)
+        sizes = list(groups) if len(groups) > 1 else [shape[1]]
+        parts = [self.stored((shape[0], num_channels, *shape[2:]), dtype) for num_channels in sizes]
         for slab, piece in pieces:
-            writer.write(slab, piece)
-            del piece
-        return self.wrap(writer.source)
+            for stored, part in zip(parts, piece.split(sizes, dim=1), strict=True):
+                stored.write(slab, part)
+            del piece, part
+        return self.wrap(parts[0] if len(parts) == 1 else Joined(parts))
 
     # slabs
 
@@ -273,11 +258,6 @@ def source_of(tensor: torch.Tensor) -> SlabSource:
     return tensor.source if isinstance(tensor, StreamedTensor) else Resident(tensor)
 
 
-def op_name(func: Any) -> str:
-    """An op's name without its overload."""
-    return str(func._schema.name).removeprefix("aten::")
-
-
 def written_through_view(name: str) -> NotSupported:
     """The error for an in-place op whose effect others would have to see."""
     return NotSupported(
@@ -286,14 +266,15 @@ def written_through_view(name: str) -> NotSupported:
     )
 
 
-def _first_written(func: Any, args: tuple[Any, ...]) -> Any:
-    arguments = func._schema.arguments
-    if args and arguments and arguments[0].alias_info is not None and arguments[0].alias_info.is_write:
-        return args[0]
-    return None
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """What an op writes to."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tree_leaves(args[number] if number < len(args) else kwargs.get(argument.name))
 
 
-def run_streamed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op on streamed tensors, wherever it is called."""
-    streamed = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor))
-    return streamed.streamer.run(func, args, kwargs)
+def _as_shown(full: torch.Tensor, tensor: StreamedTensor) -> torch.Tensor:
+    if tensor.shown not in (Shown.TOKENS, Shown.TURNED):
+        return full.view(tensor.shape)
+    rows = full[0, :, :, 0].t()
+    return rows.t() if tensor.shown is Shown.TURNED else rows.view(tensor.shape)

@@ -1,15 +1,19 @@
 """A tensor without memory."""
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from tensorferry.engines.torch.compat import make_without_memory
-from tensorferry.engines.torch.stream.source import SlabSource
+from tensorferry.engines.torch.compat import make_without_memory, tree_leaves
+from tensorferry.engines.torch.stream.source import Resident, SlabSource
 
-if TYPE_CHECKING:
-    from tensorferry.engines.torch.stream.streamer import Streamer
+
+class OpRunner(Protocol):
+    """What computes with tensors that have no memory."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op."""
 
 
 class Shown(Enum):
@@ -33,12 +37,12 @@ class StreamedTensor(torch.Tensor):
     """Looks like an ordinary tensor in the default layout; its slabs come from a source."""
 
     cell: StreamCell
-    streamer: "Streamer"
+    streamer: OpRunner
     shown: Shown
 
     @staticmethod
     def __new__(
-        cls, streamer: "Streamer", cell: StreamCell, shape: torch.Size | None = None, shown: Shown = Shown.FLAT
+        cls, streamer: OpRunner, cell: StreamCell, shape: torch.Size | None = None, shown: Shown = Shown.FLAT
     ) -> "StreamedTensor":
         source = cell.source
         self: StreamedTensor = make_without_memory(
@@ -64,7 +68,9 @@ class StreamedTensor(torch.Tensor):
     @property
     def source(self) -> SlabSource:
         """Where its slabs come from now."""
-        return self.cell.source
+        source = self.cell.source
+        # it may be written to in place, which what was made from it before must not see
+        return Resident(source.tensor, changed_with=self) if isinstance(source, Resident) else source
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -74,9 +80,8 @@ class StreamedTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        from tensorferry.engines.torch.stream.streamer import run_streamed
-
-        return run_streamed(func, args, kwargs or {})
+        streamed = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor))
+        return streamed.streamer.run(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StreamedTensor(shape={tuple(self.shape)}, dtype={self.dtype}, requires_grad={self.requires_grad})"

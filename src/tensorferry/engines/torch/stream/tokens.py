@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from tensorferry.engines.torch.compat import log_softmax_backward
+from tensorferry.engines.torch.stream.registry import rule
 from tensorferry.engines.torch.stream.slabs import Slab
-from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource
-from tensorferry.engines.torch.stream.streamer import Streamer, rule
+from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSource, Unchanged
+from tensorferry.engines.torch.stream.streamer import Streamer
 from tensorferry.engines.torch.stream.tensor import Shown, StreamedTensor
 
 aten = torch.ops.aten
@@ -58,7 +59,7 @@ def _source_of(tensor: torch.Tensor) -> SlabSource | None:
     """The source of tokens, streamed or not; None for what is streamed as something else."""
     if isinstance(tensor, StreamedTensor):
         return tensor.source if tensor.shown is Shown.TOKENS else None
-    return Resident(as_image(tensor))
+    return Resident(as_image(tensor), changed_with=tensor)
 
 
 # products
@@ -72,7 +73,7 @@ def _mm(streamer: Streamer, first: torch.Tensor, second: torch.Tensor) -> Any:
     if isinstance(second, StreamedTensor):
         if isinstance(first, StreamedTensor) or second.shown is not Shown.TOKENS:
             return NotImplemented
-        return _sum_of_products(streamer, Resident(as_image(first.t())), second.source)
+        return _sum_of_products(streamer, Resident(as_image(first.t()), changed_with=first), second.source)
     return _product(streamer, first, second, None)
 
 
@@ -91,14 +92,15 @@ def _product(streamer: Streamer, first: torch.Tensor, second: torch.Tensor, bias
     is_large = num_rows * num_out * first.dtype.itemsize >= streamer.sizes.working_nbytes
     if source is None or not (is_large or isinstance(first, StreamedTensor)):
         return NotImplemented
-    matrix = second.detach()
+    matrix, shift = Unchanged(second), None if bias is None else Unchanged(bias)
 
     def compute(slab: Slab) -> torch.Tensor:
         rows = as_rows(source.look(slab))
-        return as_image(torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix))
+        return as_image(torch.mm(rows, matrix.get()) if shift is None else torch.addmm(shift.get(), rows, matrix.get()))
 
     shape = (1, num_out, num_rows, 1)
-    product = Computed(shape, first.dtype, [source], compute, name="mm")
+    reads = [tensor.detach() for tensor in (second, bias) if tensor is not None]
+    product = Computed(shape, first.dtype, [source], compute, name="mm", reads=reads)
     if is_large and num_out >= _WIDER * first.shape[1]:
         return _shown(streamer.wrap(product), (num_rows, num_out))
     made = streamer.made(shape, first.dtype)

@@ -1,0 +1,16 @@
+"""The benchmark of served estimators on a few rows."""
+
+import json
+from pathlib import Path
+
+import served_rows
+
+
+def test_served_answers_are_those_of_predict(tmp_path: Path) -> None:
+    saved = tmp_path / "served_rows.json"
+    assert served_rows.main(["--rows", "5", "--epochs", "1", "--turns", "1", "--save", str(saved)]) == 0
+    result = json.loads(saved.read_text())
+    assert [each["model"] for each in result["figures"]["models"]][-1] == "plain network"
+    for each in result["figures"]["models"][:-1]:
+        assert each["difference"] <= 1e-6
+        assert each["num_other_classes"] == 0
