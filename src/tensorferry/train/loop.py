@@ -89,7 +89,8 @@ def _load_ahead(session: Session, state: RunState) -> Batches:
     """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
     batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps, session.teamwork.team)
-    batches.wait_until_full()
+    with session.teamwork.team.busy("loading the first batches"):
+        batches.wait_until_full()
     return batches
 
 
@@ -260,11 +261,12 @@ def _write(run: Run, state: RunState, write: Callable[[Path], None]) -> None:
 def _go_back(session: Session, bad: _BadStep) -> RunState:
     """Load the last checkpoint, and leave the step out that failed if it is known."""
     settle(session)
-    found = find_newest(session.run.checkpoints, session.progress.say)
-    if found is None:
-        raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
-    folder, state = found
-    session.trainer.load(folder)
+    with session.teamwork.team.busy("reading a checkpoint"):
+        found = find_newest(session.run.checkpoints, session.progress.say)
+        if found is None:
+            raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
+        folder, state = found
+        session.trainer.load(folder)
     if bad.is_known and len(bad.skipped) >= MAX_SKIPPED:
         raise RunFailed(
             f"{bad}, and {MAX_SKIPPED} steps were already left out for that; the last good checkpoint is {folder} "
