@@ -68,7 +68,6 @@ class ObjectStore:
         except exceptions.BaseError as error:
             raise _explain(f"cannot read {file.path!r} from {self.url}", error) from None
 
-
     def write(self, name: str, path: Path) -> None:
         """Make a file an object of this name; raises SourceFailed, or OSError where the file cannot be read."""
         try:
