@@ -23,7 +23,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -184,7 +184,7 @@ class OriginalRunner:
     runner: Runner
     num_threads: int
 
-    def run(self, inputs: Samples, outputs: Sequence[str]) -> list[NDArray[Any]]:
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:
         """Its answers."""
         self.engine.source.set_num_threads(self.num_threads)
         return self.runner.run(inputs, outputs)
@@ -201,7 +201,7 @@ class RivalRunner:
     own_inputs: Samples
     own_outputs: Sequence[str]
 
-    def run(self, inputs: Samples, outputs: Sequence[str]) -> list[NDArray[Any]]:  # noqa: ARG002 - what a runner is given
+    def run(self, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> list[NDArray[Any]]:  # noqa: ARG002 - what a runner is given
         """Its answers."""
         return self.runner.run(self.own_inputs, self.own_outputs)
 

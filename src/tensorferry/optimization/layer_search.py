@@ -33,7 +33,7 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True)
-class _Group:
+class LayerGroup:
     """Layers that were quantised together."""
 
     layers: tuple[str, ...]
@@ -49,8 +49,8 @@ def rank_layers(layers: tuple[str, ...], answer: Answer, probe: Arrays, deadline
     """The layers, the most sensitive first; empty where there is no time to tell any from the others."""
     expected = answer(layers, probe)
 
-    def look_at(group: tuple[str, ...]) -> _Group:
-        return _Group(group, _relative_error(expected, answer([each for each in layers if each not in group], probe)))
+    def look_at(group: tuple[str, ...]) -> LayerGroup:
+        return LayerGroup(group, _relative_error(expected, answer([each for each in layers if each not in group], probe)))
 
     groups = [look_at(layers)]
     harmless = _HARMLESS * groups[0].error
