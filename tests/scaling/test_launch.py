@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed.launcher.api
+import torch.multiprocessing
 
 from tensorferry.errors import BadOption, RunFailed
 from tensorferry.scaling.launch import _start, launch
@@ -26,6 +27,7 @@ def test_the_first_process_of_each_machine_but_the_leader_names_its_lines(
     rank: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(torch.multiprocessing, "_prctl_pr_set_pdeathsig", lambda number: None)  # this process stays
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "0")
