@@ -75,3 +75,12 @@ def test_a_rank_that_is_busy_is_waited_for_and_the_user_is_told(team: _Team, cap
 def test_a_rank_that_has_left_is_not_missed(team: _Team, capfd: pytest.CaptureFixture[str]) -> None:
     team.ranks[1].stop()
     assert not team.someone_ended.wait(2 * SECONDS)
+
+
+def test_a_job_that_was_stopped_as_a_whole_goes_on(team: _Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ahead = time.monotonic, 0.0
+    monkeypatch.setattr("tensorferry.scaling.watch.time.monotonic", lambda: clock() + ahead)
+    with team.ranks[0].word(), team.ranks[1].word():
+        time.sleep(SECONDS / 2)
+        ahead = 100 * SECONDS
+        assert not team.someone_ended.wait(SECONDS)

@@ -61,7 +61,7 @@ class Watch:
         self._started_by = find_starter()
         self._num_beats, self._num_words, self._waits, self._busy = 0, 0, False, ""
         self._since, self._told_at = time.monotonic(), time.monotonic()
-        self._store_at = time.monotonic()  # when it answered last
+        self._store_at = self._looked_at = time.monotonic()  # when it answered last, and when it was last asked
         self._has_store = True
         self._last_words = 0
         self._seen: dict[int, _Seen] = {}
@@ -122,10 +122,15 @@ class Watch:
 
     def _guard(self) -> None:
         """What is to be noticed as well while the store does not answer."""
+        looked_at = time.monotonic()
         while not self._is_done.wait(self._interval):
+            now, before = time.monotonic(), looked_at
+            looked_at = now
+            if now - before > self.seconds / 2:  # this process was stopped itself, as a whole job may be for a while
+                self._store_at = now
             if self._agent not in (None, os.getppid()):  # whoever starts the training again does not know of this process
                 os._exit(1)
-            if self._has_store and time.monotonic() - self._store_at >= self.seconds:
+            if self._has_store and now - self._store_at >= self.seconds:
                 self._kill_siblings([0])
                 who = f"for rank 0, or for who started it; last seen {_locate(self._signs[0])}"
                 self._end(f"rank {self._rank} waited {self.seconds:.0f} s {who}")
@@ -139,7 +144,9 @@ class Watch:
     def _look(self) -> str:
         """Why this rank ends; empty where it need not."""
         now = time.monotonic()
-        if self._num_words != self._last_words:
+        was_stopped = now - self._looked_at > self.seconds / 2
+        self._looked_at = now
+        if self._num_words != self._last_words or was_stopped:
             self._last_words, self._since, self._told_at = self._num_words, now, now
             self._seen.clear()
         waited = now - self._since
