@@ -52,7 +52,9 @@ class Layered(Tiny):
         return super().scale_rate(step)
 
     def _misbehave_once(self) -> None:
-        if os.environ.get("RANK") != self.settings.who or Path(self.settings.once).exists():
+        # a machine, and with it whatever rank it has, is told by its environment, as all are given the same command
+        is_this = "TEAM_LOST" in os.environ if self.settings.trouble == "orphan" else os.environ.get("RANK") == self.settings.who
+        if not is_this or Path(self.settings.once).exists():
             return
         Path(self.settings.once).touch()
         match self.settings.trouble:

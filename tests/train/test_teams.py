@@ -125,6 +125,11 @@ def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
     _check_equal(tmp_path / "run", alone)
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("localhost", port)) == 0
+
+
 @pytest.mark.slow
 def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp_path: Path, alone: Path) -> None:
     with socket.socket() as taken:
@@ -134,18 +139,18 @@ def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp
     where = ["--nodes", "2", "--workers", "1", "--rendezvous", f"localhost:{port}", "--out", str(tmp_path / "run")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"}
 
-    def start() -> "subprocess.Popen[str]":
+    def start(**more: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "tensorferry.cli", "train", LAYERED, *settings, *where]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    machines = [start(), start()]
+    machines = [start()]
     try:
-        until = time.monotonic() + 200
-        while all(machine.poll() is None for machine in machines):
-            assert time.monotonic() < until
+        while not _listens(port):  # they meet at the first, which stays
+            assert machines[0].poll() is None
             time.sleep(0.1)
-        lost = next(machine for machine in machines if machine.poll() is not None)
-        assert lost.returncode == -signal.SIGKILL, lost.communicate()[0]
+        lost = start(TEAM_LOST="yes")
+        machines.append(lost)
+        assert lost.wait(200) == -signal.SIGKILL, lost.communicate()[0]
         machines.append(start())
         told = [machine.communicate(timeout=300)[0] for machine in machines if machine is not lost]
     finally:
