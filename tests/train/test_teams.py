@@ -98,7 +98,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_come_back(
 ) -> None:
     ended = train_in_two("freeze", "--wait", "6")
     assert ended.returncode == 0, ended.stderr
-    assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen in " in ended.stderr
+    assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen " in ended.stderr
     assert "restart 1" in ended.stdout
     _check_equal(tmp_path / "run", alone)
 
@@ -123,6 +123,21 @@ def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
     assert "step-00000012 is still whole" in said
     assert resume(tmp_path / "run", Told()) == 0
     _check_equal(tmp_path / "run", alone)
+
+
+def test_a_machine_that_waits_for_others_can_be_told_to_stop(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+    where = ["--nodes", "2", "--rendezvous", f"localhost:{port}", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-m", "tensorferry.cli", "train", LAYERED, *where], env=environment) as waiting:
+        while not _listens(port):
+            assert waiting.poll() is None
+            time.sleep(0.1)
+        waiting.terminate()
+        assert waiting.wait(60) == 128 + signal.SIGTERM
+    assert not (tmp_path / "run").exists()
 
 
 def _listens(port: int) -> bool:

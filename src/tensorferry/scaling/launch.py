@@ -177,7 +177,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _pass_signals_on() -> Iterator[None]:
-    """While inside, the first SIGTERM or Ctrl-C goes to the workers, which save and return; a second one ends them."""
+    """While inside, the first SIGTERM or Ctrl-C goes to the workers, which save and return; a second one ends them.
+
+    Where there are none, as other machines are waited for, the first one ends this.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,6 +193,8 @@ def _pass_signals_on() -> Iterator[None]:
         num_received += 1
         if num_received > 1:
             raise SystemExit(128 + number)
+        if not multiprocessing.active_children():
+            raise SignalException("no worker", signal.Signals(number))
         os.environ[STOPPED_BY] = str(number)  # for those that are not started yet, or again because this came too early for them
         for worker in multiprocessing.active_children():
             assert worker.pid is not None
