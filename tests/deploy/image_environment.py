@@ -9,7 +9,16 @@ from pathlib import Path
 import tensorferry
 from tensorferry.deploy.packages import Package
 
-_FERRY = "#!{python}\nimport sys\n\nfrom tensorferry.cli import main\n\nsys.exit(main())\n"
+# as pip writes it: processes that are spawned import it again
+_FERRY = """\
+#!{python}
+import sys
+
+from tensorferry.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
 
 
 def make_environment(folder: Path, packages: Iterable[Package]) -> Path:

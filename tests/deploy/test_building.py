@@ -3,6 +3,7 @@
 It needs root, buildah, docker-registry (Debian's), a base with this Python in a folder that FERRY_ROOTFS names, and pip's index:
 
     debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,python-is-python3,ca-certificates bookworm rootfs
+    rm -r rootfs/var/cache/apt rootfs/var/lib/apt/lists
 """
 
 import json

@@ -3,12 +3,14 @@
 FERRY_WRITE_GOLDEN=1 in the environment writes the files anew; read what changed before you commit it.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pipeline_files import write_pipeline
 from rendering import render
 
 from tensorferry import __version__
@@ -44,7 +46,20 @@ def _write_training(_: Path, folder: Path) -> list[Manifest]:
 )
 def test_what_is_written_is_what_was_read(name: str, write: Any, small_models: Path, tmp_path: Path) -> None:
     bodies = [_shorten(each.body) for each in sorted(write(small_models, tmp_path), key=lambda each: each.where)]
-    text = yaml.safe_dump_all(bodies, sort_keys=False, width=120, default_flow_style=None).replace(__version__, "VERSION")
+    _compare(name, yaml.safe_dump_all(bodies, sort_keys=False, width=120, default_flow_style=None))
+
+
+def test_the_values_of_a_pipeline_are_what_was_read(tmp_path: Path) -> None:
+    command = ["deploy", str(write_pipeline(tmp_path)), "--to", str(tmp_path / "chart"), "--no-measure"]
+    assert main([*command, "--image", "registry.example.com/ml:1"]) == 0
+    text = (tmp_path / "chart" / "values.yaml").read_text()
+    _compare("pipeline_values", text)
+    schema = json.loads((tmp_path / "chart" / "values.schema.json").read_text())
+    assert yaml.safe_load(text).keys() == {*schema["properties"]} - {"global"} == {*schema["required"]}
+
+
+def _compare(name: str, text: str) -> None:
+    text = text.replace(__version__, "VERSION")
     path = _GOLDEN / f"{name}.yaml"
     if os.environ.get("FERRY_WRITE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)

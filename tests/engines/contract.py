@@ -45,8 +45,8 @@ class Trained:
     swapped_nbytes: int
     recomputed_nbytes: int
     is_planned: bool
-    peak_nbytes: int = 0  # at most held, where that is counted
-    budget_nbytes: int = 0
+    peak_nbytes: int | None  # at most held; None where that is not counted
+    budget_nbytes: int
 
 
 class Training(ABC):
@@ -98,7 +98,7 @@ class Contract:
         trained = training.train(Way.TIGHT)
         assert trained.is_planned  # or what is compared would prove little
         assert min(trained.num_copies_out, trained.num_copies_in) > 0
-        assert trained.peak_nbytes <= trained.budget_nbytes
+        assert trained.peak_nbytes is None or 0 < trained.peak_nbytes <= trained.budget_nbytes
         assert trained.outcome == training.plain
 
     @_under(Way.SLOW_LINK)

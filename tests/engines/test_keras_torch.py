@@ -160,12 +160,27 @@ FUNCTIONAL = """
     print(*inside.counts, "|", *outside.counts)
 """
 
+NOTED = """
+    class LosesState(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            states = big._training._large._states
+            def find_no_room():
+                raise torch.OutOfMemoryError("no room")
+            states.make_all_resident, states.move_to_host = find_no_room, lambda: 3
+
+    big = ferry.LargeModel(budget="1GiB")
+    try:
+        train([big, LosesState()])
+    except torch.OutOfMemoryError as error:
+        print(*error.__notes__)
+"""
+
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
     """A line of each program; one process runs all, since loading the frameworks takes longer than any."""
     done = subprocess.run(
-        [sys.executable, "-c", "".join(map(textwrap.dedent, (TORCH, REFUSED, FUNCTIONAL)))],
+        [sys.executable, "-c", "".join(map(textwrap.dedent, (TORCH, REFUSED, FUNCTIONAL, NOTED)))],
         env=os.environ | {"KERAS_BACKEND": "torch", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -203,3 +218,7 @@ def test_a_step_of_keras_own_has_no_gradients_of_the_step_before_in_its_forward_
 
 def test_an_error_of_ours_leaves_the_context_as_it_was_raised_and_not_as_keras_words_it(told: list[str]) -> None:
     assert " too small in a layer " in told[3]
+
+
+def test_what_there_is_to_say_of_the_end_of_a_failed_training_is_on_the_error_that_ended_it(told: list[str]) -> None:
+    assert told[5].startswith("3 tensors of the optimizer's state found no room on the device")

@@ -13,7 +13,7 @@ from outside_process import Watched, train
 
 pytestmark = pytest.mark.timeout(1800)
 
-PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what it needs
+PACKAGES = {  # by the function in one of the files outside_*.py: what it needs
     "bert": "transformers",
     "gpt2": "transformers",
     "llama": "transformers",
@@ -27,6 +27,7 @@ PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what i
     "wav2vec2": "transformers",
     "hf_trainer": "accelerate",
     "lightning": "lightning",
+    "fsdp2": "transformers",
     "diffusers_unet": "diffusers",
     "monai_unet": "monai",
     "monai_dynunet": "monai",
@@ -41,6 +42,7 @@ PACKAGES = {  # by the function in outside_models.py or outside_keras.py: what i
     "keras_efficientnet": "keras",
     "keras_resnet50": "keras",
     "keras_unet": "keras",
+    "keras_gan": "keras",
     "tf_convnext": "tensorflow",
     "tf_densenet": "tensorflow",
     "tf_efficientnet": "tensorflow",

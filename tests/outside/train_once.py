@@ -7,16 +7,18 @@ import sys
 import time
 import warnings
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import outside_models as models
+import outside_training as common
 import torch
 
 import tensorferry as ferry
 from tensorferry.engines.resident import Heap
 
 _SEED = 7
+_MODELS = ("outside_language", "outside_images", "outside_others", "outside_keras_torch")
 
 
 def main(name: str, num_steps: str, budget: str, answer_path: str) -> None:
@@ -40,9 +42,10 @@ def main(name: str, num_steps: str, budget: str, answer_path: str) -> None:
     Path(answer_path).write_text(json.dumps(answer))
 
 
-def _build(name: str) -> models.Training:
+def _build(name: str) -> common.Training:
     torch.manual_seed(_SEED)
-    training: models.Training = getattr(models, name)()
+    module = next(module for module in map(import_module, _MODELS) if hasattr(module, name))
+    training: common.Training = getattr(module, name)()
     return training
 
 
@@ -53,13 +56,13 @@ def _start_threads() -> None:
     optimizer.step()
 
 
-def _train(training: models.Training, num_steps: int, budget_nbytes: int) -> dict[str, Any]:
+def _train(training: common.Training, num_steps: int, budget_nbytes: int) -> dict[str, Any]:
     with ExitStack() as stack:
         big = stack.enter_context(ferry.large_model(training.model, budget=budget_nbytes)) if budget_nbytes else None
         cpu_seconds = time.process_time()
         losses = training.train(num_steps)
         cpu_seconds = time.process_time() - cpu_seconds
-    digest = {name: _hash(tensor) for name, tensor in models.tensors_of(training.model)}
+    digest = {name: _hash(tensor) for name, tensor in common.tensors_of(training.model)}
     answer: dict[str, Any] = {"losses": [loss.hex() for loss in losses], "digest": digest, "cpu_seconds": cpu_seconds}
     if big is not None:
         report = big.report()

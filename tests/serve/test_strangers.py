@@ -25,8 +25,8 @@ from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, TooLarge
 from tensorferry.serve.core.limits import MAX_HEADER_NBYTES, MAX_JSON_VALUES
 from tensorferry.serve.core.memory import Charge, MemoryBudget
 from tensorferry.serve.core.shared_memory import Regions
-from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PING, write_frame
+from tensorferry.serve.grpc.messages import Status
 from tensorferry.serve.rest.infer import arrive
 from tensorferry.serve.rest.json_body import check_json, read_load
 from tensorferry.serve.rest.protocol import HttpConnection

@@ -85,7 +85,9 @@ class LargeModel(keras.callbacks.Callback):
     @property
     def peak_nbytes(self) -> int:
         """The most that the steps of the last training have held at once so far."""
-        return 0 if self._training is None else self._training.peak_nbytes
+        if self._training is None:
+            raise BadUse("nothing was measured yet: pass this callback to fit first")
+        return self._training.peak_nbytes
 
     def _leave(self) -> None:
         if self._training is not None:
@@ -110,7 +112,7 @@ class _Training(ABC):
         if self._active:
             self._active = False
             self.model.train_function = self._own_function
-            self.close(failed=False)
+            self.close(None)
 
     def _run(self, iterator: Any) -> Any:
         try:
@@ -121,8 +123,8 @@ class _Training(ABC):
             # Keras tells callbacks of the end of training only when it ends well
             self._active = False
             self.model.train_function = self._own_function
-            self.close(failed=True)
             ours = find_ours(error)
+            self.close(ours or error)
             if ours is None:
                 raise
             raise ours from None
@@ -132,8 +134,8 @@ class _Training(ABC):
         """Take the steps of one call of the training function."""
 
     @abstractmethod
-    def close(self, *, failed: bool) -> None:
-        """Give back what the training held."""
+    def close(self, error: BaseException | None) -> None:
+        """Give back what the training held; `error` is what ended it, and what there is to say of that is noted on it."""
 
     @abstractmethod
     def report(self) -> Report:
@@ -174,7 +176,7 @@ class _TensorFlowTraining(_Training):
             logs = self._step(_without_optionals(data))
         return logs
 
-    def close(self, *, failed: bool) -> None:  # noqa: ARG002
+    def close(self, error: BaseException | None) -> None:  # noqa: ARG002
         self._step.close()
 
     def report(self) -> Report:
@@ -199,8 +201,8 @@ class _TorchTraining(_Training):
     def run(self, iterator: Any) -> Any:
         return self._own_function(iterator)
 
-    def close(self, *, failed: bool) -> None:
-        self._large.__exit__(RuntimeError if failed else None, None, None)
+    def close(self, error: BaseException | None) -> None:
+        self._large.__exit__(None if error is None else type(error), error, None)
 
     def report(self) -> Report:
         return self._large.report()

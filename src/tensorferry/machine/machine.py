@@ -43,11 +43,12 @@ class Machine:
         return self.memory_nbytes - self.reserved_nbytes
 
     def tier(self, name: str) -> TierSpeed:
-        """The tier of that name; KeyError where the machine has none."""
+        """The tier of that name, or `BadTier`."""
         for tier in self.tiers:
             if tier.name == name:
                 return tier
-        raise KeyError(f"machine {self.name!r} has no tier {name!r}, only {[tier.name for tier in self.tiers]}")
+        names = ", ".join(repr(tier.name) for tier in self.tiers) or "none"
+        raise BadTier(f"machine {self.name!r} has no tier {name!r}; it has: {names}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,5 @@ class Link:
 
 def link_to(machine: Machine, tier: str) -> Link:
     """This device's part of the machine's link to that tier."""
-    speed, share = find_tier(machine, tier), machine.link_shared_by
+    speed, share = machine.tier(tier), machine.link_shared_by
     return Link(speed.out_nbytes_per_second / share, speed.in_nbytes_per_second / share, speed.latency_seconds)
-
-
-def find_tier(machine: Machine, name: str) -> TierSpeed:
-    """The machine's tier of that name, or `BadTier`."""
-    try:
-        return machine.tier(name)
-    except KeyError as error:
-        names = ", ".join(repr(tier.name) for tier in machine.tiers) or "none"
-        raise BadTier(f"machine {machine.name!r} has no tier {name!r}; it has: {names}") from error

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from math import inf
 
 from tensorferry.errors import FerryError, TierFull
-from tensorferry.machine.machine import Link, Machine, find_tier, link_to
+from tensorferry.machine.machine import Link, Machine, link_to
 from tensorferry.plan.floor import Floor, floor_of, too_small
 from tensorferry.plan.greedy import SweepSettings, choose_actions
 from tensorferry.plan.options import Options, find_recomputations
@@ -66,7 +66,7 @@ def make_plan(
     if tier is None:
         tier = machine.tiers[0].name if machine.tiers else ""
     swap = swap and tier != ""
-    capacity = find_tier(machine, tier).capacity_nbytes if swap else 0
+    capacity = machine.tier(tier).capacity_nbytes if swap else 0
     options = Options(
         tables=tables,
         recomputations=find_recomputations(tables) if recompute else {},

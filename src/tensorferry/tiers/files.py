@@ -57,7 +57,7 @@ def _known(measured: Machine | None, name: str, folder: Path) -> TierSpeed | Non
         return None
     try:
         return measured.tier(name)
-    except KeyError:
+    except BadTier:
         return None
 
 

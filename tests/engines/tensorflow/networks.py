@@ -204,15 +204,27 @@ def bits(model: keras.Model) -> list[bytes]:
     return [np.asarray(v).tobytes() for v in (*model.weights, *model.optimizer.variables)]
 
 
+def _on_device(name: str, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def step_there(data: Any) -> Any:
+        with tf.device(name):
+            return step(data)
+
+    return step_there
+
+
 class Bench:
     """One model's traced step, ready to run under any decisions."""
 
-    def __init__(self, network: Network, leave: tuple[str, ...] = (), with_state: bool = False) -> None:
+    def __init__(
+        self, network: Network, leave: tuple[str, ...] = (), with_state: bool = False, device: str | None = None
+    ) -> None:
+        """`device`: where its ops run; None leaves that to TensorFlow."""
         self.model = compiled(network)
         self.data = tuple(tf.constant(part) for part in network.batch())
         self.variables = [*self.model.variables, *self.model.optimizer.variables]
         self.start = [np.asarray(v) for v in self.variables]
-        self.concrete = tf.function(self.model.train_step).get_concrete_function(self.data)
+        step = self.model.train_step if device is None else _on_device(device, self.model.train_step)
+        self.concrete = tf.function(step).get_concrete_function(self.data)
         self.recording: Recording = record(
             self.concrete.graph, min_nbytes=SMALLEST_NBYTES, machine=MACHINE, leave=leave, with_state=with_state
         )

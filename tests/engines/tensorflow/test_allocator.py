@@ -8,6 +8,9 @@ import textwrap
 from functools import cache
 from typing import Any
 
+import numpy as np
+import pytest
+
 # what most programs begin with
 START = """
     import json
@@ -403,6 +406,28 @@ def test_a_step_that_a_capped_process_cannot_hold_is_refused_before_it_runs() ->
 def test_later_trainings_live_where_the_first_one_did() -> None:
     first, *others = _run(REFIT)
     assert max(others) - first < 16  # of addresses, which the allocator would keep
+
+
+def test_addresses_are_asked_for_a_few_times_at_most_where_nobody_knows_their_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    import networks  # noqa: F401  # before TensorFlow is loaded
+    import tensorflow as tf
+
+    from tensorferry.engines.resident import ResidentMeter
+    from tensorferry.engines.tensorflow.allocator.blocks import LARGEST_NBYTES, FreeBlocks
+
+    block, asked = tf.zeros(8, tf.uint8), []
+
+    def take(_: FreeBlocks, shape: list[int], __: Any = None) -> Any:
+        asked.append(int(np.prod(shape)))
+        assert len(asked) < 100
+        return block  # as from a region that was there before
+
+    monkeypatch.setattr(FreeBlocks, "_take", take)
+    monkeypatch.setattr(FreeBlocks, "_region_of", lambda *_: None)
+    blocks = FreeBlocks("CPU:0", ResidentMeter())
+    blocks.reserve(LARGEST_NBYTES)
+    assert asked == [LARGEST_NBYTES * 2**i for i in range(4)]
+    assert blocks.start == blocks.end == 0
 
 
 def test_a_device_reserves_more_than_31_bits_can_count() -> None:

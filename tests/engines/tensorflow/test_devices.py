@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+
+import pytest
 
 PROGRAM = """
     import os
@@ -77,6 +80,46 @@ def test_swaps_survive_partitioning_and_wait_for_their_gate() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "survived" in done.stdout
+
+
+CONTRACT = """
+    import importlib.util, os, sys
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    from contract import Contract
+    from networks import NETWORKS
+    spec = importlib.util.spec_from_file_location("contract_on_tensorflow", sys.argv[1])
+    suite = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(suite)
+
+    promises = [getattr(Contract, name) for name in dir(Contract) if name.startswith("test_")]
+    network = next(network for network in NETWORKS if network.name == sys.argv[2])
+    with tf.device("CPU:1"):
+        training = suite.OnTensorFlow(network, "CPU:1")
+        for promise in promises:
+            promise(Contract(), training)
+            print("kept", promise.__name__, flush=True)
+    recording = training.bench.recording
+    devices = {recording.tensors[s].device for s in recording.trace.movable}
+    assert devices and all("CPU:1" in device for device in devices), devices
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["residual", "unet", "transformer"])
+def test_the_contract_is_kept_on_another_device_than_the_host(name: str) -> None:
+    suite = Path(__file__).with_name("test_contract.py")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{textwrap.dedent(CONTRACT)}", str(suite), name],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("kept") == 4
 
 
 REPLICAS = """

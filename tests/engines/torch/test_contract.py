@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch_training import MARGIN_NBYTES, ROOMY_NBYTES, SMALLEST_NBYTES, TorchTraining, tight_nbytes, train_in, train_plain
 
 from tensorferry.engines.torch import LargeTraining, planned
+from tensorferry.engines.torch.state import OptimizerStates, StateStorage
 
 SLOW_NBYTES_PER_SECOND = 1e3
 NUM_STEPS = 6
@@ -70,7 +71,7 @@ class OnAdversary(TorchTraining):
         recompute = bool(self.seed % 2) if way is Way.TIGHT else way is Way.SLOW_LINK
         outcome, large = train_in(case, _large(adversary, budget_nbytes, recompute), num_steps=NUM_STEPS)
         num_copies = adversary.num_copies_out, adversary.num_copies_in
-        return self.trained(outcome, large, num_copies, max(peaks, default=0), budget_nbytes - MARGIN_NBYTES)
+        return self.trained(outcome, large, num_copies, max(peaks, default=None), budget_nbytes - MARGIN_NBYTES)
 
 
 RECOMPUTABLE = [case for case in CASES if case in CASES[:3] or case.name in ("channels_last", "LSTM")]
@@ -138,4 +139,65 @@ def test_what_a_plan_keeps_leaves_when_others_take_its_memory(monkeypatch: pytes
     assert num_copies_out[-2] == 0  # the plan keeps everything
     assert num_copies_out[-1] > 0
     assert adversary.peak_nbytes() <= limit_nbytes
+    assert outcome == train_plain(case, "cpu")
+
+
+def test_what_a_plan_keeps_leaves_for_an_op_that_is_not_in_it_and_makes_far_more_than_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planned, "_MAX_UNSEEN_NBYTES", 0)  # a toy's whole step would go unseen
+    case, adversary = CASES[0], Adversary(seed=0)
+    limit_nbytes = 4 * tight_for(case)
+    edge = int((3 * tight_for(case) / 4) ** 0.5)
+    num_copies_out: list[int] = []
+
+    def step(model: torch.nn.Module, batch: tuple[torch.Tensor, ...], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        before = adversary.num_copies_out
+        loss = functional.cross_entropy(model(batch[0]), batch[1])
+        if len(num_copies_out) == NUM_STEPS - 1:
+            adversary.live.peak_nbytes = 0  # of the ops from here on
+            torch.ones(edge, 1) @ torch.ones(1, edge)
+        loss.backward()
+        num_copies_out.append(adversary.num_copies_out - before)
+        optimizer.step()
+        optimizer.zero_grad()
+        return [loss.detach()]
+
+    open_large = _large(adversary, MARGIN_NBYTES + limit_nbytes, recompute=False)
+    train_in(replace(case, step=step), open_large, num_steps=NUM_STEPS)
+    assert num_copies_out[-2] == 0  # the plan keeps everything
+    assert num_copies_out[-1] > 0
+    assert adversary.peak_nbytes() <= limit_nbytes
+
+
+def test_the_optimizers_state_leaves_too_when_others_take_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "_MAX_UNSEEN_NBYTES", 0)  # a toy's whole step would go unseen
+    case, adversary = replace(CASES[0], optimizer=torch.optim.AdamW), Adversary(seed=0)
+    limit_nbytes = 4 * tight_for(case)
+    left: list[int] = []
+    steps: list[int] = []
+
+    def step(model: torch.nn.Module, batch: tuple[torch.Tensor, ...], optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        loss = functional.cross_entropy(model(batch[0]), batch[1])
+        steps.append(1)
+        if len(steps) == NUM_STEPS:
+            left.clear()
+            adversary.others_nbytes = limit_nbytes
+        loss.backward()
+        if len(steps) == NUM_STEPS:
+            assert left  # in backward, where nobody uses it
+        optimizer.step()
+        optimizer.zero_grad()
+        return [loss.detach()]
+
+    swap_out = OptimizerStates.swap_out
+
+    def note(states: OptimizerStates, state: StateStorage) -> None:
+        left.append(state.nbytes)
+        swap_out(states, state)
+
+    monkeypatch.setattr(OptimizerStates, "swap_out", note)
+    open_large = _large(adversary, MARGIN_NBYTES + limit_nbytes, recompute=False)
+    outcome, _ = train_in(replace(case, step=step), open_large, num_steps=NUM_STEPS)
+    assert len(steps) == NUM_STEPS
     assert outcome == train_plain(case, "cpu")

@@ -123,6 +123,38 @@ def test_inputs_inside_of_others_are_told_apart_by_their_shapes() -> None:
             model({"rows": [torch.randn(2**20, 64)]})
 
 
+class _Switched(nn.Module):
+    """What it needs depends on more than the shapes of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+        x = self.layer(x)
+        return x.repeat(1, 2**16).exp() if wide or not self.training else x
+
+
+def test_calls_are_told_apart_by_their_switches_and_by_the_models_mode() -> None:
+    model, x = _Switched(), torch.randn(4, 64)
+    with _large(model, budget="64MiB"):
+        model(x).sum().backward()
+        with pytest.raises(BudgetTooSmall, match="one step needs"):
+            model(x, wide=True)
+        model.eval()
+        with pytest.raises(BudgetTooSmall, match="one step needs"):
+            model(x)
+
+
+def test_calls_that_were_followed_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[LargeTraining.__module__], "_MAX_CALLS", 2)
+    model = _Switched()
+    with _large(model, budget="64MiB") as big:
+        for num_rows in range(1, 5):
+            model(torch.randn(num_rows, 64)).sum().backward()
+        assert len(big._forecast_calls) == 2
+
+
 def test_a_context_is_entered_once(model: nn.Module) -> None:
     large = _large(model)
     with large, pytest.raises(BadUse, match="entered before"):
@@ -135,6 +167,10 @@ def test_a_context_is_entered_once(model: nn.Module) -> None:
 def test_there_is_nothing_to_report_before_the_context_is_entered(model: nn.Module) -> None:
     with pytest.raises(BadUse, match="enter the context first"):
         _large(model).report()
+    with pytest.raises(BadUse, match="enter the context first"):
+        _ = _large(model).peak_nbytes
+    with pytest.raises(BadUse, match="known once the context is entered"):
+        _ = _large(model, budget="auto").budget_nbytes
 
 
 def test_a_saved_tensor_modified_in_place_is_an_error(model: nn.Module) -> None:

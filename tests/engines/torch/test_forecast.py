@@ -11,10 +11,11 @@ from programs import run_program
 from torch import nn
 from torch.nn import functional
 
+from tensorferry.engines.forked import NoAnswer
 from tensorferry.engines.torch import LargeTraining
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.model_memory import find_optimizers
-from tensorferry.errors import BudgetTooSmall
+from tensorferry.errors import BudgetTooSmall, NotTraceable
 from tensorferry.plan import find_floor
 from tensorferry.trace import Kind, Phase
 
@@ -251,6 +252,51 @@ def test_gradients_that_a_hook_takes_in_backward_do_not_add_up() -> None:
     expected = _forecast(model, [torch.optim.AdamW(model.parameters())])
     assert not expected.optimizers
     assert _above_nbytes(expected) < plain - _trained_nbytes(model) // 2
+
+
+_FORK = "tensorferry.engines.torch.forecast.call_in_fork"
+_LOADED = "tensorferry.engines.torch.forecast.compiler_is_loaded"
+
+
+def test_a_copy_of_the_process_that_hangs_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def hang_at_first(call: Callable[[], Any]) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise NoAnswer("it hung")
+        return call()
+
+    monkeypatch.setattr(_LOADED, lambda: False)
+    monkeypatch.setattr(_FORK, hang_at_first)
+    assert _forecast(_Wide(), []).note == ""
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "no room for a copy",
+        "RuntimeError: Unable to handle autograd's threading in combination with fork-based multiprocessing.",
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess.",
+    ],
+)
+def test_a_step_that_no_copy_of_the_process_can_follow_is_followed_here_and_the_report_says_so(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Callable[[], Any]) -> NotTraceable:
+        if reason.startswith("no room"):
+            raise NoAnswer(reason)
+        return NotTraceable(reason)
+
+    monkeypatch.setattr(_LOADED, lambda: False)
+    monkeypatch.setattr(_FORK, fail)
+    model = _Wide()
+    with _large(model, None, 2**30) as big:
+        model(torch.ones(4, WIDTH))
+        notes = big.report().notes
+    assert any("followed in this process" in note and reason in note for note in notes)
+    assert not any("could not be traced" in note for note in notes)
 
 
 def test_weights_that_autocast_has_cast_do_not_outlive_a_forecast() -> None:

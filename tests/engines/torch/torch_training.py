@@ -43,7 +43,7 @@ class TorchTraining(Training):
         return train_plain(self.case, self.device)
 
     def trained(
-        self, outcome: Outcome, large: LargeTraining, num_copies: tuple[int, int], peak_nbytes: int, limit_nbytes: int
+        self, outcome: Outcome, large: LargeTraining, num_copies: tuple[int, int], peak_nbytes: int | None, limit_nbytes: int
     ) -> Trained:
         """What came of a training that may hold `limit_nbytes` at most; `num_copies` went out and came in."""
         report = large.report()

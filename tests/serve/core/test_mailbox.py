@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tensorferry.serve.core.dataplane import Mailbox
 from tensorferry.serve.core.deferred import DeferredCalls
+from tensorferry.serve.core.mailbox import Mailbox
 
 
 def run(test: Callable[[Mailbox, DeferredCalls, list[Any]], None], num_turns: int = 3) -> list[Any]:

@@ -14,7 +14,6 @@ from onnx import helper
 from running import RunningServer
 from wire import Wire, make_request, pack
 
-from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import (
     DATA,
     END_HEADERS,
@@ -30,6 +29,7 @@ from tensorferry.serve.grpc.frames import (
     write_frame,
     write_settings,
 )
+from tensorferry.serve.grpc.messages import Status
 
 NUM_FLOOD = 3000  # frames; what a client may do in a burst is a third of it
 

@@ -13,10 +13,11 @@ from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.limits import RpcLimits
 from tensorferry.serve.core.memory import MemoryBudget
 from tensorferry.serve.front import Front
-from tensorferry.serve.grpc.calls import Call, Status, Unary
+from tensorferry.serve.grpc.calls import Call, Unary
 from tensorferry.serve.grpc.connection import Http2Connection
 from tensorferry.serve.grpc.frames import MAX_WINDOW, RST_STREAM, Setting
 from tensorferry.serve.grpc.headers import CallHeaders
+from tensorferry.serve.grpc.messages import Status
 from tensorferry.serve.grpc.streams import Stream
 
 

@@ -10,7 +10,7 @@ from wire import pack
 from tensorferry.errors import FerryError
 from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, ModelFault, NotFound, RequestFault, TooLarge
 from tensorferry.serve.core.memory import Charge, MemoryBudget
-from tensorferry.serve.grpc.calls import MessageReader, Status, quote_text, read_timeout, status_of, write_message
+from tensorferry.serve.grpc.messages import MessageReader, Status, quote_text, read_timeout, status_of, write_message
 
 
 @given(messages=st.lists(st.binary(max_size=50), max_size=8), cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30))

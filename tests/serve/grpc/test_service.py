@@ -26,8 +26,8 @@ from tritonclient.grpc import service_pb2 as pb
 from wire import SERVICE, Wire, make_request, pack
 
 from tensorferry.serve.core.limits import MAX_WATCHES
-from tensorferry.serve.grpc.calls import Status
 from tensorferry.serve.grpc.frames import DEFAULT_WINDOW, RST_STREAM, Code, Setting, write_window_update
+from tensorferry.serve.grpc.messages import Status
 from tensorferry.serve.grpc.standard_services import HEALTH, NOT_SERVING, REFLECTIONS, SERVICE_UNKNOWN, SERVING
 from tensorferry.serve.proto import health, reflection
 

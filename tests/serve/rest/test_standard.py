@@ -34,6 +34,14 @@ def test_a_request_names_one_host(server: RunningServer, hosts: list[bytes]) -> 
     assert ANSWER in ask(server, write_infer().replace(b"HTTP/1.1", b"HTTP/1.0"))
 
 
+def test_a_client_of_the_older_version_is_told_that_its_connection_stays(server: RunningServer) -> None:
+    """It would take an answer that does not say so to end with the connection, and wait."""
+    kept = write_infer().replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"connection: close", b"connection: keep-alive")
+    _, first, second = ask(server, kept + write_infer(b"host: localhost")).split(b"HTTP/1.1 200 OK")
+    assert b"connection: keep-alive\r\n" in first
+    assert b"connection: close\r\n" in second
+
+
 @pytest.mark.parametrize("target", [b"http://ferry:8000/v2/models/double/infer", b"HTTP://ferry/v2/models/double/infer?a=b"])
 def test_a_target_may_name_the_server(server: RunningServer, target: bytes) -> None:
     assert ANSWER in ask(server, write_infer(b"host: localhost", target=target))

@@ -168,6 +168,36 @@ def test_only_ops_that_compute_can_be_called(target: str, tmp_path: Path) -> Non
         load_program(path, trust=False)
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        "9**9**9",
+        "((s0**9)**9)**9",
+        "2**s0",
+        "Pow(Integer(9), Integer(999999999))",
+        "Pow(2, Pow(9, 9))",
+        "LShift(1, 999999999)",
+        "9 << 65",
+    ],
+)
+def test_no_size_takes_for_ever_to_work_out(size: str, tmp_path: Path) -> None:
+    def edit(program: Program) -> None:
+        program["graph_module"]["graph"]["tensor_values"]["x"]["sizes"][0] = {"as_expr": {"expr_str": size, "hint": None}}
+
+    with pytest.raises(BadModel, match=r"the expression .*--trust"):
+        load_program(change(save(tmp_path / "model.pt2"), edit), trust=False)
+
+
+def test_a_size_may_be_a_square(tmp_path: Path) -> None:
+    class Square(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.new_ones(x.shape[0] ** 2)
+
+    program = torch.export.export(Square(), (torch.ones(4),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert load_program(tmp_path / "model.pt2", trust=False).module()(torch.ones(5)).shape == (25,)
+
+
 @pytest.mark.parametrize("name", ["linear", "x", "p_linear_weight", "linear.weight", "y"])
 def test_no_name_can_become_source_code(name: str, tmp_path: Path) -> None:
     path = save(tmp_path / "model.pt2")

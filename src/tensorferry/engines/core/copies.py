@@ -42,6 +42,10 @@ class Copy(ABC):
 class CopyOut(Copy, Generic[Block]):
     """A copy from a block to a tier."""
 
+    def give_way(self) -> bool:
+        """Let the block go at once, where the device itself holds back what would use its memory before the bytes are safe."""
+        return False
+
     @abstractmethod
     def reclaim(self) -> Block | None:
         """The block, if it has not been let go; the copy is then void and its slot is given back."""

@@ -193,17 +193,22 @@ class Swapper(Generic[Block]):
         self.stall_seconds += time.perf_counter() - start
 
     def make_room(self, need_nbytes: int, limit_nbytes: int) -> bool:
-        """Wait for copies out until `need_nbytes` more fit under the limit; False when none is left to wait for."""
+        """Have copies out let blocks go until `need_nbytes` more fit under the limit; False when none is left that could."""
         while self.held_nbytes() + need_nbytes > limit_nbytes:
             if not self._outgoing:
                 return False
-            self.wait_for(self._outgoing[0][0], "reach")
+            copy = self._outgoing[0][0]
+            if not copy.give_way():
+                self.wait_for(copy, "reach")
             self._end_copy_out()
         return True
 
     def end_copies_out(self) -> None:
         """Wait for all copies out, so that their blocks are let go."""
-        self.make_room(0, limit_nbytes=-1)
+        self._end_copies()
+        while self._outgoing:
+            self.wait_for(self._outgoing[0][0], "reach")
+            self._end_copy_out()
 
     def held_nbytes(self) -> int:
         """What the step holds now, with copies in under way counted whole."""

@@ -41,6 +41,7 @@ class AcceleratorDevice(Device):
 
     synchronous = False
     counts_copies_in = True
+    watches_ops = True
 
     def __init__(self, tier: PinnedTier[torch.Tensor], device: torch.device) -> None:
         self.type = device.type
@@ -51,7 +52,9 @@ class AcceleratorDevice(Device):
         self._module: Any = torch.get_device_module(device)
         self._highest_nbytes = 0
         torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
-        self._op_streams = {self.stream().stream_id: self.stream()}  # those that ops have been called on
+        self._op_streams = {self.stream().stream_id: self.stream()}  # those with ops that may not have run yet
+        self.unmeasured: list[_StreamCopyOut] = []  # copies out whose blocks were let go while they were under way
+        self.is_spread = False  # whether ops have been called on more than one: from then on one may read what another made
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.device
@@ -77,7 +80,8 @@ class AcceleratorDevice(Device):
     def before_op(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         stream = self.stream()
         self._op_streams.setdefault(stream.stream_id, stream)
-        if len(self._op_streams) > 1:
+        self.is_spread = self.is_spread or len(self._op_streams) > 1
+        if self.is_spread:
             for value in tree_leaves((args, kwargs)):
                 if isinstance(value, torch.Tensor) and value.layout is torch.strided and self.holds(value):
                     value.record_stream(stream)
@@ -104,10 +108,17 @@ class AcceleratorDevice(Device):
     def wait_for_ops(self, stream: torch.Stream) -> None:
         """What is put on a stream from now on runs after every op called so far."""
         current = self.stream()
-        for other in ({current.stream_id: current} | self._op_streams).values():
-            stream.wait_stream(other)
+        stream.wait_stream(current)
+        for number, other in list(self._op_streams.items()):
+            if number == current.stream_id:
+                continue
+            if other.query():  # until the next op is called on it there is nothing to wait for
+                del self._op_streams[number]
+            else:
+                stream.wait_stream(other)
 
     def on_host(self, slot: PinnedSlot[torch.Tensor]) -> torch.UntypedStorage:
+        self.out_stream.synchronize()
         return slot.buffer.untyped_storage()
 
     def resident_nbytes(self) -> int:
@@ -134,7 +145,11 @@ class AcceleratorDevice(Device):
     def synchronize(self) -> None:
         torch.accelerator.synchronize(self.device)
 
+    def _measure(self) -> None:
+        self.unmeasured = [copy for copy in self.unmeasured if not copy.measured()]
+
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_StreamCopyOut":
+        self._measure()
         return _StreamCopyOut(self, block, label)
 
     def copy_in(self, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None = None) -> "_StreamCopyIn":
@@ -145,6 +160,7 @@ class AcceleratorDevice(Device):
 
     def close(self) -> None:
         self.synchronize()
+        self._measure()
 
 
 class _Marks:
@@ -189,6 +205,7 @@ class _StreamCopyOut(CopyOut[torch.UntypedStorage]):
         self._device = device
         self._block: torch.UntypedStorage | None = block
         self._slot = device.tier.reserve(self.nbytes)
+        self._is_void = False
         self._marks = _Marks(device.out_stream)
         self.started_at = time.perf_counter()
         device.wait_for_ops(device.out_stream)
@@ -197,27 +214,45 @@ class _StreamCopyOut(CopyOut[torch.UntypedStorage]):
 
     def done(self) -> bool:
         if self._block is not None and self._marks.reached():
-            self._end()
+            self._block = None
+            self.measured()
         return self._block is None
 
     def wait(self, seconds: float) -> bool:
         return self._marks.wait(seconds) and self.done()
 
+    def give_way(self) -> bool:
+        if self._device.is_spread:  # nobody knows whose stream gets the block next
+            return False
+        self._marks.hold_back(self._device.stream())
+        self._let_go()
+        return True
+
     def reclaim(self) -> torch.UntypedStorage | None:
         block = None if self.done() else self._block
         if block is not None:
-            self._marks.end.synchronize()  # the pinned buffer is written until then
-            self._end()
-            self._device.release(self._slot)
+            _as_bytes(block).record_stream(self._device.out_stream)  # which reads it, for nobody
+            self._is_void = True
+            self._let_go()
         return block
 
     def slot(self) -> PinnedSlot[torch.Tensor]:
         return self._slot
 
-    def _end(self) -> None:
+    def _let_go(self) -> None:
         self._block = None
         self.ended_at = time.perf_counter()
+        self._device.unmeasured.append(self)
+
+    def measured(self) -> bool:
+        """Whether it has ended, which is noted."""
+        if not self._marks.reached():
+            return False
+        self.ended_at = time.perf_counter()
         self._device.tier.copied_out(self.nbytes, self._marks.seconds())
+        if self._is_void:  # its pinned buffer was written until now
+            self._device.release(self._slot)
+        return True
 
 
 class _StreamCopyIn(CopyIn[torch.UntypedStorage]):

@@ -29,6 +29,7 @@ class Device(ABC):
     type: str  # as torch names it: "cpu", "cuda", ...
     synchronous = True  # whether an op has ended when its call returns
     counts_copies_in = False  # whether `resident_nbytes` has all of a copy in as soon as it has begun
+    watches_ops = False  # whether `before_op` has anything to do
     may_reuse = False  # whether freed memory may be kept for the next allocation
     before_nbytes: int | None = None  # what the process held before the step's; None: the device's memory is not the process's
 

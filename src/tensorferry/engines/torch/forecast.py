@@ -7,6 +7,7 @@ step that wants a closure, two for the same parameter, gradients that a hook tak
 they are left out.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -28,6 +29,10 @@ from tensorferry.messages import kind_and_first_line
 from tensorferry.trace import Trace
 
 _BUG_IN_TORCH = "INTERNAL ASSERT FAILED"  # what torch says then helps nobody but its authors
+_NOT_IN_A_FORK = re.compile("forked subprocess|fork-based multiprocessing")  # as torch says it of CUDA and of autograd
+_MAX_COPIES = 2  # a copy that waits for another thread's lock may have no need to a moment later
+
+_Found = tuple[Trace, bool] | NotTraceable  # the trace, and whether it has the optimizers' updates
 
 
 class _NoUpdate(Exception):
@@ -40,6 +45,7 @@ class Forecast:
 
     trace: Trace  # its overhead is what the step finds there of its storages, counted negative
     optimizers: Sequence[torch.optim.Optimizer]  # those in it
+    note: str = ""  # why telling it has cost memory
 
     def on_top_of(self, resident_nbytes: int) -> Trace:
         """The trace, when this much is resident before the step."""
@@ -55,19 +61,34 @@ def forecast(
 ) -> Forecast:
     """The trace of a step on these inputs; `NotTraceable` where fake tensors cannot follow."""
 
-    def look_ahead() -> tuple[Trace, bool] | NotTraceable:
+    def look_ahead() -> _Found:
         return _look_ahead(model, args, kwargs, optimizers, min_nbytes)
 
-    found: tuple[Trace, bool] | NotTraceable | None = None
+    found, note = None, ""
     if device_of(model).type == "cpu" and not compiler_is_loaded():
         # fake tensors load torch's compiler, 70 MiB; torch's optimizers do so too, but there may be none
-        with suppress(NoAnswer):
-            found = call_in_fork(look_ahead)
+        found, note = _look_in_copy(look_ahead)
     found = found or look_ahead()
     if isinstance(found, NotTraceable):
-        raise found
+        raise NotTraceable(f"{found}; {note}") if note else found
     trace, has_updates = found
-    return Forecast(trace, optimizers if has_updates else ())
+    return Forecast(trace, optimizers if has_updates else (), note)
+
+
+def _look_in_copy(look_ahead: Callable[[], _Found]) -> tuple[_Found | None, str]:
+    """What a copy of this process finds, or else None and why it had to be found here."""
+    reason = ""
+    for _ in range(_MAX_COPIES):
+        try:
+            found = call_in_fork(look_ahead)
+        except NoAnswer as error:
+            reason = str(error)
+            continue
+        if not (isinstance(found, NotTraceable) and _NOT_IN_A_FORK.search(str(found))):
+            return found, ""
+        reason = str(found)
+        break
+    return None, f"the first step was followed in this process, which loads 70 MiB of torch's compiler: {reason}"
 
 
 def _look_ahead(
@@ -76,7 +97,7 @@ def _look_ahead(
     kwargs: dict[str, Any],
     optimizers: Sequence[torch.optim.Optimizer],
     min_nbytes: int,
-) -> tuple[Trace, bool] | NotTraceable:
+) -> _Found:
     """The trace, and whether the optimizers are in it."""
     if isinstance(model, DistributedDataParallel):
         model = model.module  # what it adds, buckets for gradients, is there already

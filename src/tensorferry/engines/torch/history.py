@@ -41,6 +41,7 @@ class OpHistory(StepHistory):
         self._recorded: tuple[Trace, RecordingStep] | None = None
         self._op_seconds: deque[np.ndarray] = deque(maxlen=_SETTLING_STEPS)
         self._wants_times = False
+        self._under_way: PlannedStep | None = None  # the last one, if the device was not done with it
 
     @property
     def wants_times(self) -> bool:
@@ -120,14 +121,12 @@ class OpHistory(StepHistory):
             return
         above_nbytes = peak_nbytes - step.limit_nbytes
         lacking_nbytes, step.store.retry.lacking_nbytes = step.store.retry.lacking_nbytes, 0
-        timeline, log = step.timeline(peak_nbytes), step.log
         if not step.is_timed:
             self.num_planned_steps += 1
             # one that is timed says what to do
-            self._wants_times = (
-                above_nbytes > 0 or lacking_nbytes > 0 or (self._is_late(timeline) and not self._is_late(self.predicted))
-            )
+            self._wants_times = above_nbytes > 0 or lacking_nbytes > 0 or self._was_late(step, peak_nbytes)
             return
+        timeline, log = step.timeline(peak_nbytes), step.log
         self._wants_times = False
         self.tightened_nbytes += max(0, above_nbytes)
         if lacking_nbytes:
@@ -143,3 +142,9 @@ class OpHistory(StepHistory):
             stall_seconds=timeline.stall_seconds,
         )
         self.end_planned(timeline, moved, max(above_nbytes, lacking_nbytes))
+
+    def _was_late(self, step: PlannedStep, peak_nbytes: int) -> bool:
+        """Whether a step waited as was not predicted, or of one that the device is not done with, the step before it."""
+        before, self._under_way = self._under_way, None if step.has_ended else step
+        known = step if self._under_way is None else before
+        return known is not None and self._is_late(known.timeline(peak_nbytes)) and not self._is_late(self.predicted)

@@ -6,6 +6,7 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -61,6 +62,7 @@ from tensorferry.units import format_bytes, parse_bytes
 
 _MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _MAX_KINDS = 32  # kinds of step remembered
+_MAX_CALLS = 256  # kinds of call remembered as followed
 _NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
 
@@ -145,7 +147,7 @@ class LargeTraining:
         self._forward_begun = False  # since then
         self._num_steps = 0
         self._num_plans = 0
-        self._forecast_inputs: set[Any] = set()
+        self._forecast_calls: dict[Any, None] = {}
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
@@ -248,7 +250,10 @@ class LargeTraining:
     def _run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._store.busy:
             return func(*args, **kwargs)
-        self._device.before_op(args, kwargs)
+        if self._device.watches_ops:
+            self._device.before_op(args, kwargs)
+        if self._window is None and self._step is not None:  # nearly every op, and a call more is a call more for each
+            return self._step.run_op(func, args, kwargs)
         if self._window is not None:
             also = self._stream.memory_of(args, kwargs)
             return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs, also)
@@ -319,13 +324,14 @@ class LargeTraining:
             self._forecast_once(module, args, kwargs)
 
     def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = (t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-        inputs = self._inputs = (id(module), *((t.shape, t.dtype) for t in tensors))
-        if inputs in self._forecast_inputs:
+        call = self._inputs = _kind_of_call(module, args, kwargs, self._device.type)
+        if call in self._forecast_calls:
             return
         with self._store.at_work(), disable_current_modes():
             self._forecast(module, args, kwargs)
-        self._forecast_inputs.add(inputs)  # what was refused is refused again
+        self._forecast_calls[call] = None  # what was refused is refused again
+        if len(self._forecast_calls) > _MAX_CALLS:
+            del self._forecast_calls[next(iter(self._forecast_calls))]
 
     def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a step that cannot fit, or that the tier has no room for."""
@@ -341,6 +347,8 @@ class LargeTraining:
         except NotTraceable as reason:
             self._note(f"could not be traced before the first step: {reason}")
             expected = None
+        if expected is not None and expected.note:
+            self._note(expected.note)
         if expected is not None and isinstance(self._device, CpuDevice):
             wake_kernels(expected.trace.ops)
         self._device.trim()  # what was freed, by following the step too, is no part of it
@@ -453,7 +461,7 @@ class LargeTraining:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            if not self._kinds and not self._forecast_inputs:  # it began below the model, in one of its layers
+            if not self._kinds and not self._forecast_calls:  # it began below the model, in one of its layers
                 self._refuse_model_memory()
             streamed = self._stream.begin_step(self._inputs)
             if streamed is not None:
@@ -551,7 +559,7 @@ class LargeTraining:
         limit_nbytes = self._limits.limit_of_step(self._num_steps, self._num_plans)
         if not may_allocate(limit_nbytes - held_nbytes, args, kwargs):
             return
-        demand_nbytes = estimate_demand(func, args, kwargs)
+        demand_nbytes = estimate_demand(func, args, kwargs, limit_nbytes - held_nbytes)
         excess_nbytes = held_nbytes + demand_nbytes - limit_nbytes
         if excess_nbytes > 0 and self._window is not None:
             self._window.narrow(excess_nbytes)
@@ -566,12 +574,15 @@ class LargeTraining:
     @property
     def budget_nbytes(self) -> int:
         """The budget; "auto" is known once the context is entered."""
-        assert self._budget_nbytes is not None, "an automatic budget is known once the context is entered"
+        if self._budget_nbytes is None:
+            raise BadUse("an automatic budget is known once the context is entered: with ferry.large_model(...) as big: ...")
         return self._budget_nbytes
 
     @property
     def peak_nbytes(self) -> int:
         """The most that the steps so far have held at once."""
+        if not self._entered:
+            raise BadUse("nothing was measured yet: enter the context first")
         return self._highest_nbytes or self._device.highest_nbytes()
 
     def save_weights(self, path: str | Path) -> None:
@@ -603,6 +614,15 @@ class LargeTraining:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _kind_of_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
+    """What a forecast of a call depends on, as far as is known; numbers are left out, since one may count steps."""
+    leaves = tree_leaves((args, kwargs))
+    tensors = tuple((t.shape, t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
+    switches = tuple(value for value in leaves if value is None or isinstance(value, bool | str))
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return weakref.ref(module), module.training, tuple(kwargs), tensors, switches, autocast
 
 
 def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tensorferry.engines.core.history import StepMode
-from tensorferry.engines.torch.compat import tree_leaves
+from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.log import OpLog
 from tensorferry.engines.torch.recompute import ReplayNotes
 from tensorferry.engines.torch.schedule import StepSchedule
@@ -110,7 +110,7 @@ class PlannedStep:
             and self.mode is StepMode.PLANNED
         ):
             self._room_nbytes = room_nbytes
-            if self.states.any_away:
+            if self.states.moved:
                 self._await_states(args, kwargs)
             if self.is_timed:
                 return self._run_timed(func, args, kwargs)
@@ -124,7 +124,7 @@ class PlannedStep:
             if planned:
                 is_tight = self._prepare(position)
             else:
-                self._ensure_unplanned_room(args, kwargs)
+                self._ensure_unplanned_room(func, args, kwargs)
                 is_tight = True
         self._await_states(args, kwargs)
         between = partial(self._between_kernels, position) if planned else None
@@ -229,9 +229,12 @@ class PlannedStep:
         if self._held_nbytes(demand_nbytes) + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
 
-    def _ensure_unplanned_room(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make room for an op that is not in the plan: what it will allocate is guessed to be as much as it reads."""
-        self._ensure_room(sum(t.nbytes for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and not t.is_sparse))
+    def _ensure_unplanned_room(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        room_nbytes = self.limit_nbytes - self._held_nbytes(0)
+        if may_allocate(room_nbytes, args, kwargs):
+            with self.store.at_work():
+                demand_nbytes = estimate_demand(func, args, kwargs, room_nbytes)
+            self._ensure_room(demand_nbytes)
 
     def _held_nbytes(self, need_nbytes: int) -> int:
         """What is held; freed memory that was kept for reuse is given back when the plan's peak would be passed."""
@@ -251,6 +254,11 @@ class PlannedStep:
     def _swap_out_kept(self, demand_nbytes: int) -> None:
         """The plan was too optimistic: swap kept storages out, those that are wanted last first."""
         swapper = self.store.swapper
+        for state in self._unused_states():
+            self.log.num_unplanned += 1
+            self.states.swap_out(state)
+            if swapper.make_room(demand_nbytes, self.limit_nbytes):
+                return
         for ref in self._saved:
             saved = ref()
             if saved is not None and saved.resident and not saved.wanted and not saved.has_returned:
@@ -259,9 +267,16 @@ class PlannedStep:
                 if swapper.make_room(demand_nbytes, self.limit_nbytes):
                     return
 
+    def _unused_states(self) -> list[StateStorage]:
+        # off the plan nobody knows what the next op uses
+        return self.schedule.unused_states(self._position - 1) if self.mode is StepMode.PLANNED else []
+
     def swap_out_all(self) -> None:
         """Swap out everything that is not in use, what has come back early included; the device has ended its work."""
         self._room_nbytes = 0
+        for state in self._unused_states():
+            self.log.num_unplanned += 1
+            self.states.swap_out(state)
         for saved in filter(None, (ref() for ref in self._saved)):
             if saved.copy_in is not None:
                 self.store.swapper.cancel_swap_in(saved)
@@ -275,6 +290,11 @@ class PlannedStep:
     def complete(self) -> bool:
         """Whether it ran through all of the plan."""
         return self.mode is StepMode.PLANNED and self._position > self.schedule.last_wanted
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the device has come to its end, so that how long it took can be told without waiting."""
+        return self._ended is None or self._ended.query()
 
     def timeline(self, peak_nbytes: int) -> Timeline:
         """The step as it happened, without ops where it was not timed."""

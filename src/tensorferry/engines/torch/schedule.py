@@ -53,6 +53,13 @@ class StepSchedule:
         swapped = {decision.storage for decision in self.plan.decisions if decision.action is Action.SWAP}
         return [state for state, storage in self.states if storage in swapped]
 
+    def unused_states(self, position: int) -> list[StateStorage]:
+        """The optimizer's state that is resident and that no op up to that position uses, what is wanted last first."""
+        storages = self.trace.storages
+        wanted = [(storages[i].wanted_at or 0, state) for state, i in self.states if state.resident and not state.is_gone]
+        wanted.sort(key=lambda entry: entry[0], reverse=True)
+        return [state for wanted_at, state in wanted if wanted_at > position]
+
     @cached_property
     def nbytes(self) -> list[int | None]:
         """By ordinal; None for an input, which may be a part of something larger."""

@@ -91,7 +91,7 @@ class OptimizerStates:
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
         self._known: dict[int, StateStorage] = {}  # by the address of their storage
-        self._moved: dict[int, StateStorage] = {}  # those of them that are not at rest
+        self.moved: dict[int, StateStorage] = {}  # those of them that are not at rest; an op could find them empty
         self._hooks = ExitStack()
         self._elsewhere: StateMover | None = None  # where all state moves with the weights
 
@@ -151,13 +151,13 @@ class OptimizerStates:
         """Start the copy to the tier; the storage is emptied when that is done. Nothing happens if it is on its way or gone."""
         if state.resident and not state.is_gone:
             self._swapper.swap_out(state)
-            self._moved[state.address] = state
+            self.moved[state.address] = state
 
     def swap_in(self, state: StateStorage) -> None:
         """Start the copy back if it is away; if it has not left yet, it stays."""
         self._swapper.swap_in(state)
         if state.resident:
-            self._moved.pop(state.address, None)
+            self.moved.pop(state.address, None)
 
     def make_resident(self, state: StateStorage) -> None:
         """Have a storage's bytes back, whatever it takes."""
@@ -165,27 +165,22 @@ class OptimizerStates:
             self._store.retry.allocate(lambda: self._swapper.make_resident(state))
         except (TierLost, CopyStuck) as error:
             self._swapper.forget(state)
-            del self._moved[state.address]
+            del self.moved[state.address]
             if isinstance(error, CopyStuck):
                 raise
             raise TierLost(f"{error} The optimizer's {state.label} is lost: load it from a checkpoint.") from error
-        self._moved.pop(state.address, None)
-
-    @property
-    def any_away(self) -> bool:
-        """Whether an op could find a storage that is not at rest."""
-        return bool(self._moved)
+        self.moved.pop(state.address, None)
 
     def away_nbytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """What `make_touched_resident` would bring back."""
         addresses = {tensor.untyped_storage()._cdata for tensor in plain_tensors((*args, *kwargs.values()))}
-        return sum(self._moved[a].nbytes for a in addresses if a in self._moved and not self._moved[a].resident)
+        return sum(self.moved[a].nbytes for a in addresses if a in self.moved and not self.moved[a].resident)
 
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""
-        if not self._moved:
+        if not self.moved:
             return False
-        touched = [self._moved.get(tensor.untyped_storage()._cdata) for tensor in plain_tensors((*args, *kwargs.values()))]
+        touched = [self.moved.get(tensor.untyped_storage()._cdata) for tensor in plain_tensors((*args, *kwargs.values()))]
         with self._store.lock, self._store.at_work():
             for state in touched:
                 if state is not None:
@@ -196,7 +191,7 @@ class OptimizerStates:
         """Make everything resident; one that fails does not keep the others away."""
         failed: Exception | None = None
         with self._store.lock, self._store.at_work():
-            for state in list(self._moved.values()):
+            for state in list(self.moved.values()):
                 try:
                     self.make_resident(state)
                 except (FerryError, torch.OutOfMemoryError) as error:
@@ -209,7 +204,7 @@ class OptimizerStates:
         num_left = 0
         for values in (values for optimizer in self._optimizers for values in optimizer.state.values()):
             for key, value in values.items() if isinstance(values, dict) else ():
-                state = self._moved.get(value.untyped_storage()._cdata) if type(value) is torch.Tensor else None
+                state = self.moved.get(value.untyped_storage()._cdata) if type(value) is torch.Tensor else None
                 host = None if state is None or state.slot is None else self._store.device.on_host(state.slot)
                 if host is not None:
                     geometry = (value.storage_offset(), value.size(), value.stride())

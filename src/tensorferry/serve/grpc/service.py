@@ -10,11 +10,13 @@ from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.describe import describe_model, describe_statistics
 from tensorferry.serve.core.faults import InvalidRequest, Unsupported
 from tensorferry.serve.core.limits import INLINE_NBYTES, MAX_CONTROL_NBYTES
-from tensorferry.serve.grpc.calls import Call, Listener, Run, Status, Unary, parse
+from tensorferry.serve.grpc.calls import Call, Listener, Run, Unary
 from tensorferry.serve.grpc.headers import CallHeaders, write_first_block
 from tensorferry.serve.grpc.infer_messages import count_fields
-from tensorferry.serve.grpc.inference import StreamInfer, infer
+from tensorferry.serve.grpc.inference import infer
+from tensorferry.serve.grpc.messages import Status, parse
 from tensorferry.serve.grpc.standard_services import HEALTH, REFLECTIONS, Health, Reflection
+from tensorferry.serve.grpc.stream_inference import StreamInfer
 from tensorferry.serve.grpc.streams import Stream
 from tensorferry.serve.proto import inference as pb
 

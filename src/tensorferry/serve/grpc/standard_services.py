@@ -7,7 +7,8 @@ from typing import Any
 from tensorferry.serve.core.dataplane import DataPlane
 from tensorferry.serve.core.faults import NotFound, TooLarge
 from tensorferry.serve.core.limits import MAX_WATCHES
-from tensorferry.serve.grpc.calls import Call, Status, parse
+from tensorferry.serve.grpc.calls import Call
+from tensorferry.serve.grpc.messages import Status, parse
 from tensorferry.serve.proto import POOL, health, reflection
 
 HEALTH = "grpc.health.v1.Health"

@@ -27,6 +27,7 @@ _SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: 
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _HEAD_END = b"\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
+_KEEP_ALIVE = b"connection: keep-alive\r\n"  # without it a client of HTTP/1.0 waits for the end of the connection
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -300,7 +301,8 @@ class HttpConnection(asyncio.Protocol):
                 status, headers, body = self.app.explain(fault)
                 nbytes = sum(map(len, body))
         closes = exchange.closes or self.is_draining
-        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, _CLOSE if closes else b"")
+        more = _CLOSE if closes else b"" if exchange.request.takes_chunks else _KEEP_ALIVE
+        head = b"%s%scontent-length: %d\r\n%s\r\n" % (_STATUS_LINES[status], headers, nbytes, more)
         if exchange.request.method == "HEAD":
             self.transport.write(head)
         elif nbytes < _JOIN_NBYTES:

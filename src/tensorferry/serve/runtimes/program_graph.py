@@ -121,7 +121,8 @@ def _is_allowed(operator: OpOverload, name: str) -> bool:
     """Whether a program may call an overload of the op `name`, such as `add_` (which may be in place)."""
     schema = operator._schema
     is_listed = name in _ALLOWED or (name.endswith("_") and name[:-1] in _ALLOWED)
-    is_left_out = f"{name}.{schema.overload_name}" in _LEFT_OUT
+    # what TorchScript calls takes numbers for types as well
+    is_left_out = f"{name}.{schema.overload_name}" in _LEFT_OUT or schema.overload_name.startswith("prim_")
     # of plain numbers, only what says something of sizes; others belong to TorchScript, and may divide by zero
     has_tensors = name.startswith(("_assert_", "sym_")) or any(
         "Tensor" in str(value.type) for value in (*schema.arguments, *schema.returns)

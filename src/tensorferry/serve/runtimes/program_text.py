@@ -21,6 +21,7 @@ def _split(words: str) -> frozenset[str]:
 
 _WORD = re.compile(r"[\w.+-]{0,1024}")  # nothing that could end a name or a string in source code, or call
 _MAX_EXPRESSION = 10_000  # characters
+_MAX_EXPONENT = 64
 _FUNCTIONS = _split(
     "Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt "
     "Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator LShift Le LessThan Lt Max Min Mod ModularIndexing Mul Ne "
@@ -108,6 +109,11 @@ def _is_arithmetic(node: ast.AST, is_leaf: Callable[[ast.AST], bool] = lambda _:
             return True
         case ast.Name(id=name):
             return not name.startswith("_")
+        case (
+            ast.BinOp(left=base, op=ast.Pow() | ast.LShift(), right=exponent)
+            | ast.Call(func=ast.Name(id="Pow" | "PowByNatural" | "FloatPow" | "LShift"), args=[base, exponent], keywords=[])
+        ):
+            return _is_small_power(base, exponent) and _is_arithmetic(base, is_leaf)
         case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare():
             return all(_is_arithmetic(child, is_leaf) for child in ast.iter_child_nodes(node))
         case ast.Call(func=ast.Name(id="Symbol" | "Float"), args=[ast.Constant(value=str(text))], keywords=keywords):
@@ -117,6 +123,29 @@ def _is_arithmetic(node: ast.AST, is_leaf: Callable[[ast.AST], bool] = lambda _:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="math"), attr=name), args=arguments, keywords=[]):
             return name in _MATH and all(_is_arithmetic(argument, is_leaf) for argument in arguments)
     return is_leaf(node)
+
+
+def _is_small_power(base: ast.AST, exponent: ast.AST) -> bool:
+    """Whether it is a power that ends: of numbers alone it is worked out at once, however many digits it has."""
+    match exponent:
+        case ast.Call(func=ast.Name(id="Integer" | "Rational"), args=arguments):
+            numbers: list[Any] = arguments
+        case _:
+            numbers = [exponent]
+    plain = [number.operand if isinstance(number, ast.UnaryOp) else number for number in numbers]
+    is_small = all(isinstance(number, ast.Constant) and _is_number(number.value, _MAX_EXPONENT) for number in plain)
+    return is_small and not any(_raises(node) for node in ast.walk(base))
+
+
+def _is_number(value: Any, most: int) -> bool:
+    return isinstance(value, int | float) and abs(value) <= most
+
+
+def _raises(node: ast.AST) -> bool:
+    match node:
+        case ast.Pow() | ast.LShift() | ast.Call(func=ast.Name(id="Pow" | "PowByNatural" | "FloatPow" | "LShift")):
+            return True
+    return False
 
 
 def _is_measure(node: ast.AST) -> bool:

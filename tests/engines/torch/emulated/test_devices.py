@@ -119,3 +119,22 @@ def test_a_host_without_memory_to_pin_is_an_error_whose_advice_can_be_taken(emul
     with pytest.raises(TierFull, match="raise the budget") as caught, ferry.large_model(model, "1GiB"):
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), num_steps=1)
     assert "disk" not in str(caught.value)
+
+
+def test_a_side_stream_is_forgotten_when_its_work_is_done_and_what_it_made_is_not(
+    emulated: Emulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, told = torch.Stream(device=DEVICE), []
+    device = AcceleratorDevice(open_pinned_tier("auto"), torch.device(DEVICE))
+    with side:
+        device.before_op((), {})
+        made = torch.ones(8, device=DEVICE)
+    assert len(device._op_streams) == 2
+    side.synchronize()
+    device.wait_for_ops(device.out_stream)
+    assert device._op_streams.keys() == {device.stream().stream_id}
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: told.append(1))
+    device.before_op((made,), {})  # the main stream reads it, and the side stream may use its memory again
+    assert told
+    device.close()
+    device.tier.close()

@@ -95,6 +95,54 @@ def comes_back_for_two_streams() -> bool:
         return _is_made(first, value) and _is_made(second, value)
 
 
+def makes_room_at_once() -> bool:
+    value = random.random()
+    with swapping() as step:
+        handle = step.pack(_made(value))
+        assert isinstance(handle, Handle)
+        step.store.swapper.make_room(0, limit_nbytes=-1)
+        assert handle.saved.slot is not None  # the host has gone on, whether or not the copy out has ended
+        _overwrite_what_is_free()
+        return _is_made(step.unpack(handle) * 1, value)
+
+
+def is_wanted_before_it_has_left() -> bool:
+    value = random.random()
+    with swapping() as step:
+        handle = step.pack(_made(value))
+        back = step.unpack(handle) * 1
+        others = [step.pack(_made(value + i)) for i in range(1, 5)]  # in the buffers that are free by then
+        step.store.swapper.finish_copies()
+        return _is_made(back, value) and all(_is_made(step.unpack(other) * 1, value + i) for i, other in enumerate(others, 1))
+
+
+def _read_aside(step: SwapAll, handle: Handle, value: float) -> bool:
+    """An op of the engine's own, a replay's, reads it on another stream, and then it is let go."""
+    side = torch.Stream(device=DEVICE)
+    with side, step.store.at_work():
+        read = step.store.load(handle) * 1
+    handle.saved.block = None
+    _overwrite_what_is_free()
+    side.synchronize()
+    return _is_made(read, value)
+
+
+def is_on_its_way_for_another_stream() -> bool:
+    value = random.random()
+    with swapping() as step:
+        handle = _swap_out(step, value)
+        step.store.swapper.swap_in(handle.saved)
+        return _read_aside(step, handle, value)
+
+
+def is_back_for_another_stream() -> bool:
+    value = random.random()
+    with swapping() as step:
+        handle = _swap_out(step, value)
+        step.unpack(handle)
+        return _read_aside(step, handle, value)
+
+
 def _nothing(*_: Any) -> None: ...
 
 
@@ -113,6 +161,10 @@ SCENES = [
     is_read_by_a_side_stream,
     is_made_by_a_side_stream,
     comes_back_for_two_streams,
+    makes_room_at_once,
+    is_wanted_before_it_has_left,
+    is_on_its_way_for_another_stream,
+    is_back_for_another_stream,
 ]
 
 
@@ -142,6 +194,9 @@ def test_bits_are_the_same_in_every_order(emulated: Emulated, order: Order, scen
         ),
         pytest.param(AcceleratorDevice, "before_op", _nothing, is_read_by_a_side_stream, id="reuse for a side stream that reads"),
         pytest.param(AcceleratorDevice, "follow", _nothing, comes_back_for_two_streams, id="a second stream for the copy in"),
+        pytest.param(_Marks, "hold_back", _nothing, makes_room_at_once, id="what gets the memory for the copy out"),
+        pytest.param(torch.Tensor, "record_stream", _nothing, is_on_its_way_for_another_stream, id="reuse for who takes it"),
+        pytest.param(torch.Tensor, "record_stream", _nothing, is_back_for_another_stream, id="reuse for who reads it next"),
     ],
 )
 def test_without_a_wait_bits_differ(

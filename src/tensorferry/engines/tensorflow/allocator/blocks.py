@@ -21,6 +21,7 @@ from tensorferry.engines.tensorflow.graph import tensor_nbytes
 LARGEST_NBYTES, SMALLEST_NBYTES = 16 * 2**20, 2**20  # asked for at once
 NEXT_SHARE = 0.75  # of one size, the next smaller one that is tried
 _ROW_NBYTES = 2**20
+_MAX_REGIONS = 4  # asked for, each twice as large as the one before, until one is where it was looked for
 
 _regions: dict[str, list[tuple[int, int]]] = {}  # by device: where earlier trainings were, too; allocators keep what they have
 
@@ -61,7 +62,7 @@ class FreeBlocks:
         """
         nbytes = max(nbytes, LARGEST_NBYTES)
         with suppress(tf.errors.ResourceExhaustedError):
-            while not self.end:
+            for _ in range(_MAX_REGIONS):
                 before_nbytes, allocated_nbytes = self._meter.data_nbytes(), self._allocated_nbytes()
                 block = self._take(_shape_of(nbytes))
                 grown_nbytes, address = self._meter.data_nbytes() - before_nbytes, address_of(block)
@@ -73,6 +74,8 @@ class FreeBlocks:
                     _regions.setdefault(self._name, []).append((address, address + free_nbytes))
                 self.start, self.end = self._region_of(address) or (0, 0)
                 self.pool_nbytes, self.grown_nbytes = allocated_nbytes + free_nbytes, 0
+                if self.end:
+                    break
                 nbytes *= 2  # it fitted into a region that nobody knows
 
     def note_peak(self, allocated_nbytes: int) -> None:

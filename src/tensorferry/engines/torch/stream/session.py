@@ -112,7 +112,7 @@ class StreamedStep:
 
     def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op by its rule, or whole."""
-        if self._states.any_away:
+        if self._states.moved:
             self._room.demand(self._states.away_nbytes(args, kwargs), op_name(func))
             self._states.make_touched_resident(args, kwargs)
         return self._streamer.run(func, args, kwargs)
