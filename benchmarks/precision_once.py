@@ -8,7 +8,8 @@ from typing import Any
 
 from precision_recipes import RECIPES, Size
 from tensorferry.train.batches import Batches
-from tensorferry.train.trainer import Terms, make_predict, make_trainer
+from tensorferry.train.frameworks import make_trainer
+from tensorferry.train.trainer import Terms, make_predict
 
 _NUM_COLD = 3  # steps that compile kernels and make the optimizer's state
 _MIN_STEPS = 2

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 import tensorferry as ferry
-from tensorferry.scaling.torch import collect_weights, is_sharded
+from tensorferry.scaling.shards import collect_weights, is_sharded
 from tensorferry.scaling.world import find_world
 
 NUM_ROWS, NUM_STEPS = 5, 5

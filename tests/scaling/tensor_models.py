@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import tensorferry as ferry
 from tensorferry.recipes.models import bert, gpt
-from tensorferry.scaling.torch import collect_optimizer, collect_weights, distribute_optimizer, distribute_weights
+from tensorferry.scaling.shards import collect_optimizer, collect_weights, distribute_optimizer, distribute_weights
 
 WIDTH, NUM_STEPS = 16, 5
 

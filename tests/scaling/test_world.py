@@ -1,10 +1,12 @@
 """Who started this process, and as which of how many."""
 
+import socket
+
 import pytest
 
 from tensorferry.errors import BadOption
 from tensorferry.scaling.parallel import Parallel, find_parallel
-from tensorferry.scaling.world import Cluster, World, find_world, parse_nodes, read_operator
+from tensorferry.scaling.world import STARTED_BY, Cluster, World, find_starter, find_world, parse_nodes, read_operator
 
 OF_TORCHRUN = {
     "RANK": "3",
@@ -30,6 +32,13 @@ def test_a_process_that_lacks_a_variable_is_alone(missing: str) -> None:
 def test_ranks_that_cannot_be_are_refused(name: str, value: str) -> None:
     with pytest.raises(BadOption, match=name):
         find_world(OF_TORCHRUN | {name: value})
+
+
+def test_who_started_a_process_has_one_name_which_tells_nothing_of_it() -> None:
+    assert find_starter({STARTED_BY: "ours"}) == "ours"
+    assert find_starter({}) == find_starter({})
+    assert len(find_starter({})) == 32
+    assert socket.gethostname() not in find_starter({})
 
 
 def test_an_operators_variables_say_what_to_start() -> None:

@@ -18,10 +18,11 @@ import tensorferry as ferry
 from tensorferry.cli import main
 from tensorferry.engines.torch.large_model import LargeTraining
 from tensorferry.train.checkpoints import read_state
+from tensorferry.train.frameworks import make_trainer
 from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.torch import TorchTrainer
 from tensorferry.train.trained import load_trained
-from tensorferry.train.trainer import Terms, make_trainer
+from tensorferry.train.trainer import Terms
 
 Train = Callable[..., Path]
 

@@ -19,7 +19,8 @@ from run_processes import begin_long, begin_short, go_on
 
 import tensorferry as ferry
 from tensorferry.train.checkpoints import RunState, list_checkpoints, read_state, save_checkpoint
-from tensorferry.train.folder import hold, writing
+from tensorferry.train.folder import writing
+from tensorferry.train.lock import hold
 from tensorferry.train.start import TrainRequest, begin, resume
 
 NUM_KILLS = 20

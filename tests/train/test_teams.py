@@ -1,8 +1,11 @@
 """Several processes train as one does, and come back when one of them dies."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from listening import Told, losses
 
+from tensorferry.cli import main
 from tensorferry.train.start import TrainRequest, begin, resume
 from tensorferry.train.trained import load_trained
 
@@ -89,6 +93,90 @@ def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
     assert "all are back" not in ended.stdout
 
 
+def test_a_rank_that_is_stopped_is_named_and_all_come_back(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("freeze", "--wait", "6")
+    assert ended.returncode == 0, ended.stderr
+    assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen " in ended.stderr
+    assert "restart 1" in ended.stdout
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0")
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("ferry: rank 1 waited 6 s for rank 0 (stuck; last seen in teams.py:")
+    assert said.endswith("What was saved is whole: go on with --resume")
+
+
+def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
+    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+) -> None:
+    ended = train_in_two("fill", "--set", "who=0")
+    assert ended.returncode == 1
+    said = ended.stderr.splitlines()[-1]
+    assert said.startswith("ferry: cannot save ")
+    assert "step-00000012 is still whole" in said
+    assert resume(tmp_path / "run", Told()) == 0
+    _check_equal(tmp_path / "run", alone)
+
+
+def test_a_machine_that_waits_for_others_can_be_told_to_stop(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+    where = ["--nodes", "2", "--rendezvous", f"localhost:{port}", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with subprocess.Popen([sys.executable, "-m", "tensorferry.cli", "train", LAYERED, *where], env=environment) as waiting:
+        while not _listens(port):
+            assert waiting.poll() is None
+            time.sleep(0.1)
+        waiting.terminate()
+        assert waiting.wait(60) == 128 + signal.SIGTERM
+    assert not (tmp_path / "run").exists()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("localhost", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp_path: Path, alone: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+    settings = ["--set", "trouble=orphan", "--set", f"once={tmp_path / 'once'}", "--seed", "7", "--every", "4"]
+    where = ["--nodes", "2", "--workers", "1", "--rendezvous", f"localhost:{port}", "--out", str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+    def start(**more: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "tensorferry.cli", "train", LAYERED, *settings, *where]
+        return subprocess.Popen(command, env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    machines = [start()]
+    try:
+        while not _listens(port):  # they meet at the first, which stays
+            assert machines[0].poll() is None
+            time.sleep(0.1)
+        lost = start(TEAM_LOST="yes")
+        machines.append(lost)
+        assert lost.wait(200) == -signal.SIGKILL, lost.communicate()[0]
+        machines.append(start())
+        told = [machine.communicate(timeout=300)[0] for machine in machines if machine is not lost]
+    finally:
+        for machine in machines:
+            with machine:
+                machine.kill()
+    assert [machine.returncode for machine in machines if machine is not lost] == [0, 0], told
+    assert any("all are back" in each for each in told)
+    _check_equal(tmp_path / "run", alone)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -107,3 +195,8 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_way_is_chosen_for_new_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(tmp_path), "--workers", "2", "--parallel", "auto"]) == 2
+    assert capsys.readouterr().err == "ferry: --parallel auto chooses for a new run; say data or fsdp to resume one\n"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tensorferry.scaling.world import Cluster
     from tensorferry.train.worker import Order
 
+_AUTO_PARALLEL = "auto"
 _AUTO = -1  # workers: as many as the machine has accelerators
 
 _EXAMPLES = """examples:
@@ -76,13 +77,20 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--parallel",
         metavar="WAYS",
-        help="how they share the work: data, fsdp, tensor=N, or as in fsdp=2,tensor=2 (default: data)",
+        help="how they share the work: data, fsdp, tensor=N, fsdp=2,tensor=2, or auto: data or fsdp (default: data)",
     )
     parser.add_argument("--sync-norm", action="store_true", help="batch norm over the rows of all processes")
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")
     parser.add_argument(
         "--restarts", type=int, default=3, metavar="N", help="how often to start again when a process dies (default: 3)"
+    )
+    parser.add_argument(
+        "--wait",
+        type=positive,
+        default=300,
+        metavar="SECONDS",
+        help="how long processes wait for one that hangs, before all start again (default: 300)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line instead of text")
     parser.set_defaults(run=_run)
@@ -99,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
         _refuse_with_resume(options)
         if is_fitted(options.resume):
             raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
-        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json)
+        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json, wait_seconds=options.wait)
         return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
@@ -122,7 +130,14 @@ def _run(options: argparse.Namespace) -> int:
     )
     if options.auto_resume and options.force:
         raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
-    order = Order(request, parallel=parallel, sync_norm=options.sync_norm, as_json=options.json, goes_on=options.auto_resume)
+    order = Order(
+        request,
+        parallel=parallel,
+        sync_norm=options.sync_norm,
+        as_json=options.json,
+        goes_on=options.auto_resume,
+        wait_seconds=options.wait,
+    )
     return _train(options, order)
 
 
@@ -136,10 +151,12 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
     from tensorferry.train.worker import train_as_rank, train_on
 
     if (world := find_world()) is not None:
+        if order.parallel == _AUTO_PARALLEL:
+            raise BadOption("--parallel auto chooses before processes start, and these are started already; say data or fsdp")
         return train_as_rank(world, order)
     cluster = _cluster(options)
     if not cluster.is_alone:
-        return train_on(cluster, order, options.restarts)
+        return train_on(cluster, _choose_parallel(order, cluster), options.restarts)
     if options.parallel is not None:
         raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
     if options.sync_norm:
@@ -148,6 +165,24 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
     if order.request is not None:
         return (begin_or_resume if order.goes_on else begin)(order.request, progress)
     return resume(options.resume, progress, order.recipe)
+
+
+def _choose_parallel(order: "Order", cluster: "Cluster") -> "Order":
+    """The order with its `auto` settled."""
+    from dataclasses import replace
+
+    from tensorferry import BadOption
+
+    if order.parallel != _AUTO_PARALLEL:
+        return order
+    if order.request is None:
+        raise BadOption("--parallel auto chooses for a new run; say data or fsdp to resume one")
+    from tensorferry.estimation.recipe_split import choose_parallel
+    from tensorferry.train.progress import make_progress
+
+    chosen, reason = choose_parallel(order.request, cluster)
+    make_progress(order.as_json).say(f"parallel: {chosen} ({reason})")
+    return replace(order, parallel=chosen)
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":

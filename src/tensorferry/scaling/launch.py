@@ -1,23 +1,26 @@
 """Starting the processes of a training on this node, and starting all of them again when one dies."""
 
+import io
 import logging
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 from uuid import uuid4
 
 from tensorferry.errors import BadOption, RunFailed
 from tensorferry.machine import count_cores
 from tensorferry.messages import first_line
-from tensorferry.scaling.world import Cluster
+from tensorferry.scaling.team import WAIT_SECONDS
+from tensorferry.scaling.world import STARTED_BY, Cluster
 
 _JOIN_SECONDS = 300  # for all nodes to come
 _SHUTDOWN_SECONDS = 60  # to finish a step and save
@@ -29,11 +32,19 @@ VERDICT = "TENSORFERRY_VERDICT"  # where a worker writes what every other try wo
 _ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, num_restarts: int, verdict: Path) -> dict[int, Any]:
+def launch(
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+    cluster: Cluster,
+    num_restarts: int,
+    verdict: Path,
+    wait_seconds: float = WAIT_SECONDS,
+) -> dict[int, Any]:
     """What `work(*args)` returned on each rank of this node; it runs in processes of its own, again after any of them died.
 
     Where the others wait for a rank only its death ends that. So one that meets an error which another try would meet again
-    writes it to `verdict`, whose path is in the environment, and dies; once started again, all find it and return.
+    writes it to `verdict`, whose path is in the environment, and dies; once started again, all find it and return. One that hangs
+    for `wait_seconds` when all are to end is killed.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -54,20 +65,20 @@ def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, nu
         max_restarts=num_restarts,
         monitor_interval=_LOOK_SECONDS,
         start_method="spawn",
-        shutdown_timeout=_SHUTDOWN_SECONDS,
+        shutdown_timeout=max(1, int(min(_SHUTDOWN_SECONDS, wait_seconds))),
         local_addr=None if cluster.rendezvous else "localhost",
         logs_specs=DefaultLogsSpecs(tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
         log_line_prefix_template="[rank ${rank}] ",
         signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on
     )
-    with (
-        _pass_signals_on(),
-        _quiet(),
-        _variables({**_ENVIRONMENT, VERDICT: str(verdict), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}),
-    ):
+    variables = {
+        VERDICT: str(verdict),
+        STARTED_BY: uuid4().hex,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+    }
+    with _pass_signals_on(), _quiet(), _variables(_ENVIRONMENT | variables):
         try:
-            found: dict[int, Any] = elastic_launch(config, work)(*args)
-            return found
+            found: dict[int, Any] = elastic_launch(config, _start)(work, *args)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             raise RunFailed(
@@ -77,8 +88,54 @@ def launch(work: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster, nu
         except SignalException as error:
             raise SystemExit(128 + error.sigval) from error
         except RendezvousError as error:
-            missing = f"{cluster.min_nodes} nodes were to meet at {cluster.rendezvous}"
-            raise RunFailed(f"{missing}, and did not within {_JOIN_SECONDS} s: {first_line(error)}") from error
+            raise RunFailed(_explain(error, cluster)) from error
+        except AttributeError as error:
+            if error.name != "is_failed":
+                raise
+            found = {}  # torch looks at a result that it does not have where a node was one too many
+    if not found:
+        raise RunFailed(f"the training at {cluster.rendezvous} took place without this machine: it had all that it was to have")
+    return found
+
+
+def _start(work: Callable[..., Any], *args: Any) -> Any:
+    """What runs in a process of its own."""
+    import torch.multiprocessing
+
+    processes: Any = torch.multiprocessing  # what it adds when it is imported is declared nowhere
+    # torch has Ctrl-C sent to it when its agent dies, which asks all ranks on all machines to save and leave
+    processes._prctl_pr_set_pdeathsig(signal.SIGKILL)
+    # what others print is named by who started them; of the first on each machine one alone leads, and has the terminal
+    if os.environ["LOCAL_RANK"] == "0" and (rank := os.environ["RANK"]) != "0":
+        sys.stdout, sys.stderr = _Named(sys.stdout, f"[rank {rank}] "), _Named(sys.stderr, f"[rank {rank}] ")
+    return work(*args)
+
+
+class _Named(io.TextIOBase):
+    """Text whose every line says whose it is."""
+
+    def __init__(self, out: TextIO, name: str) -> None:
+        self._out, self._name, self._is_new = out, name, True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            self._out.write(self._name + line if self._is_new else line)
+            self._is_new = line.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
+def _explain(error: Exception, cluster: Cluster) -> str:
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
+
+    if isinstance(error, RendezvousClosedError):
+        return f"the training at {cluster.rendezvous} has ended; start it again on every machine"
+    if isinstance(error, RendezvousConnectionError):
+        return f"no training answers at {cluster.rendezvous}: start it on that machine too, at a port that nobody else uses"
+    missing = f"{cluster.min_nodes} machines were to meet at {cluster.rendezvous}"
+    return f"{missing}, and did not within {_JOIN_SECONDS} s: {first_line(error)}"
 
 
 def _describe(failure: Any) -> str:
@@ -120,7 +177,12 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _pass_signals_on() -> Iterator[None]:
-    """While inside, the first SIGTERM or Ctrl-C goes to the workers, which save and return; a second one ends them."""
+    """While inside, the first SIGTERM or Ctrl-C goes to the workers, which save and return; a second one ends them.
+
+    Where there are none, as other machines are waited for, the first one ends this.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -131,6 +193,8 @@ def _pass_signals_on() -> Iterator[None]:
         num_received += 1
         if num_received > 1:
             raise SystemExit(128 + number)
+        if not multiprocessing.active_children():
+            raise SignalException("no worker", signal.Signals(number))
         os.environ[STOPPED_BY] = str(number)  # for those that are not started yet, or again because this came too early for them
         for worker in multiprocessing.active_children():
             assert worker.pid is not None

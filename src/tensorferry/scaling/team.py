@@ -4,7 +4,10 @@ What one of them finds, all must know before the next waits for it: a wait that 
 """
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+WAIT_SECONDS = 300.0  # for a rank that hangs, unless the user says otherwise
 
 
 class Team(ABC):
@@ -27,6 +30,14 @@ class Team(ABC):
     @abstractmethod
     def share(self, value: Any) -> Any:
         """What the leader has, on every rank."""
+
+    def busy(self, what: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """While inside, the others wait for this rank as long as it takes, instead of taking it for one that hangs."""
+        return nullcontext()
+
+    def explain(self, error: Exception) -> str:  # noqa: ARG002
+        """Who else is to blame for an error of this rank; empty: nobody."""
+        return ""
 
     @abstractmethod
     def close(self) -> None:

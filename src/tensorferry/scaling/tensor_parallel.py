@@ -20,7 +20,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tensorferry.errors import BadUse, NotSupported
+from tensorferry.errors import NotSupported
+from tensorferry.scaling.neighbours import Dice, SameRows, share_generators
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,11 @@ def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     Ranks of the mesh must have the same weights and are to be called with the same rows.
     """
     all_found = _find_for(model, mesh.size())
-    dice = _Dice(mesh)
+    dice = Dice(mesh)
     for found in all_found:
         _split(found, mesh, dice)
-    _share_generators(mesh)
-    model.register_forward_pre_hook(_SameRows(mesh), with_kwargs=True)
+    share_generators(mesh)
+    model.register_forward_pre_hook(SameRows(mesh), with_kwargs=True)
 
 
 def check_layers(model: nn.Module, size: int) -> None:
@@ -189,7 +190,7 @@ def _check(found: _Found, size: int) -> None:
             raise NotSupported(f"--parallel tensor={size}: {where} has {count} heads, which {size} does not divide")
 
 
-def _split(found: _Found, mesh: DeviceMesh, dice: "_Dice") -> None:
+def _split(found: _Found, mesh: DeviceMesh, dice: Dice) -> None:
     size = mesh.size()
     for column in found.columns:
         if found.pattern.num_fused > 1:
@@ -238,66 +239,3 @@ def _call_with_summed_gradients(norm: nn.Module, forward: Any, group: Any, *args
         for name, weight in own.items():
             delattr(norm, name)
             norm.register_parameter(name, weight)
-
-
-class _Dice:
-    """Random numbers between the layers that widen and the one that narrows: there ranks drop other units, elsewhere the same."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._rank = mesh.get_local_rank()
-        self._generators = _list_generators(mesh)
-        self._before: list[torch.Tensor] = []
-
-    def enter(self, layer: nn.Module, *_: Any) -> None:
-        """Draw from a generator of this rank's own."""
-        if self._before or not layer.training:
-            return
-        seed = int(torch.randint(2**62, (), device="cpu"))
-        self._before = [generator.get_rng_state() for generator in self._generators]
-        torch.manual_seed(seed + self._rank)
-
-    def leave(self, *_: Any) -> None:
-        """Draw from what all have again."""
-        for generator, state in zip(self._generators, self._before, strict=False):
-            generator.set_rng_state(state)
-        self._before = []
-
-
-def _list_generators(mesh: DeviceMesh) -> list[Any]:
-    return [torch] if mesh.device_type == "cpu" else [torch, torch.get_device_module(mesh.device_type)]
-
-
-def _share_generators(mesh: DeviceMesh) -> None:
-    """What is dropped on all ranks must be the same on all: they go on with the generators of the first."""
-    group = mesh.get_group()
-    for generator in _list_generators(mesh):
-        state = generator.get_rng_state().to(mesh.device_type)
-        dist.broadcast(state, group=group, group_src=0)
-        generator.set_rng_state(state.cpu())
-
-
-class _SameRows:
-    """Looks, the first time a model is called, whether all ranks of a mesh have the same rows."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-        self._is_known = False
-
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_known:
-            return
-        self._is_known = True
-        told = [_summarise(value) for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        found: list[Any] = [None] * self._mesh.size()
-        dist.all_gather_object(found, told, group=self._mesh.get_group())
-        if any(each != found[0] for each in found):
-            raise BadUse(
-                f"ranks that split layers (tensor={self._mesh.size()}) were called with different rows; "
-                f"give the same to ranks whose RANK // {self._mesh.size()} is the same"
-            )
-
-
-def _summarise(tensor: torch.Tensor) -> tuple[torch.Size, str]:
-    numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten().double()
-    weights = torch.arange(1, len(numbers) + 1, device=tensor.device, dtype=torch.float64).cos()
-    return tensor.shape, repr(float(numbers @ weights))  # a text, as a NaN is not equal to itself

@@ -1,82 +1,91 @@
-"""torch's own distributed engines: a process group, DDP, FSDP2 and tensor parallelism, and a whole model out of its shards.
+"""torch's own distributed engines: a process group, DDP, FSDP2 and tensor parallelism.
 
 Where there is an accelerator a second group, on gloo, carries what ranks tell each other, so that no word waits for a kernel.
 None of it has been run on an accelerator.
 """
 
 import atexit
-import logging
+import math
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tensorferry.errors import NotSupported, RunFailed
+from tensorferry.errors import NotSupported
 from tensorferry.machine import count_cores
-from tensorferry.messages import first_line
 from tensorferry.scaling.parallel import Parallel, find_parallel
 from tensorferry.scaling.sync_norm import synchronise_norms
-from tensorferry.scaling.team import Team
-from tensorferry.scaling.tensor_parallel import find_orders, split_layers
+from tensorferry.scaling.team import WAIT_SECONDS, Team
+from tensorferry.scaling.tensor_parallel import split_layers
+from tensorferry.scaling.watch import Watch
 from tensorferry.scaling.world import World, find_world
 
-WAIT_SECONDS = 300.0  # for a rank that does not come; a checkpoint is written meanwhile by one of them
-_NAMING_SECONDS = 5.0
-_WAIT = timedelta(seconds=WAIT_SECONDS)
+_FOREVER = timedelta(days=7)  # for a word: who hangs is found out in another way
+_LATER = 1.5  # than the time that is waited: torch's own time-out comes when it is known who hangs
+_ROUNDING = 1e-3  # of an average, in whatever order and precision its sum was made
 _TINY = 1e-6  # as in torch's own clipping
 
 
 class TorchTeam(Team):
     """The ranks of torch's process group."""
 
-    def __init__(self, world: World, parallel: Parallel, device: torch.device, words: Any) -> None:
+    def __init__(self, world: World, parallel: Parallel, device: torch.device, words: Any, watch: Watch) -> None:
         self.rank, self.size = world.rank, world.size
         self.row_rank, self.num_row_ranks = world.rank // parallel.tensor, parallel.num_row_ranks
         self.device = device
         self._words = words  # the group that carries them
+        self._watch = watch
 
     def gather(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * self.size
-        self._wait(lambda: dist.all_gather_object(found, value, group=self._words))
+        with self._watch.word():
+            dist.all_gather_object(found, value, group=self._words)
         return found
 
     def share(self, value: Any) -> Any:
         box = [value]
-        self._wait(lambda: dist.broadcast_object_list(box, src=0, group=self._words))
+        with self._watch.word():
+            dist.broadcast_object_list(box, src=0, group=self._words)
         return box[0]
 
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        return self._watch.busy(what)
+
+    def explain(self, error: Exception) -> str:
+        text = str(error).lower()
+        if "timed out" in text or "timeout" in text:
+            return f"rank {self.rank} waited {self._watch.seconds:.0f} s inside a step; {self._watch.describe_others()}"
+        return ""
+
     def close(self) -> None:
+        self._watch.stop()
         _leave()
 
-    def _wait(self, collective: Any) -> None:
-        """Run a collective; when it times out, find out who did not come."""
-        try:
-            collective()
-        except RuntimeError as error:
-            if "timed out" not in str(error).lower():
-                raise
-            raise RunFailed(f"rank {self.rank} waited {WAIT_SECONDS:.0f} s for another: {self._name_missing()}") from error
 
-    def _name_missing(self) -> str:
-        try:
-            dist.monitored_barrier(self._words, timeout=timedelta(seconds=_NAMING_SECONDS), wait_all_ranks=True)
-        except RuntimeError as error:
-            return first_line(error)
-        return "all answer now; one of them was late"
-
-
-def join(world: World, parallel: Parallel) -> TorchTeam:
-    """Meet the other ranks."""
+def join(world: World, parallel: Parallel, end: Callable[[str], None], seconds: float = WAIT_SECONDS) -> TorchTeam:
+    """Meet the other ranks; one that waits so long for another, which is not busy, tells `end` which one, and ends with that."""
     device = _meet(world)
-    return TorchTeam(world, parallel, device, dist.new_group(backend="gloo", timeout=_WAIT))
+    to_begin = timedelta(seconds=max(seconds, WAIT_SECONDS))  # machines take their time to start
+    words = dist.new_group(backend="gloo", timeout=_FOREVER)
+    of_this_round = [uuid4().hex]
+    dist.broadcast_object_list(of_this_round, src=0, group=words)
+    # a connection of its own: another one is taken by whoever waits for a key
+    stores: Any = dist  # torch does not declare them
+    store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
+    watch = Watch(world.rank, world.size, stores.PrefixStore(of_this_round[0], store), seconds, end)
+    watch.start(lambda: dist.monitored_barrier(words, timeout=to_begin))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_LATER * seconds))
+    return TorchTeam(world, parallel, device, words, watch)
 
 
 def _meet(world: World) -> torch.device:
@@ -93,7 +102,7 @@ def _meet(world: World) -> torch.device:
         torch.accelerator.set_device_index(world.local_rank)
         device = torch.device(accelerator.type, world.local_rank)
     if not dist.is_initialized():
-        dist.init_process_group(dist.get_default_backend_for_device(device), timeout=_WAIT)
+        dist.init_process_group(dist.get_default_backend_for_device(device), timeout=timedelta(seconds=WAIT_SECONDS))
         atexit.register(_leave)
         _check_averages(world, device)
     return device
@@ -149,12 +158,12 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float) ->
 
 def _check_averages(world: World, device: torch.device) -> None:
     mine = torch.full((world.size,), float(world.rank), device=device)
-    expected = (world.size - 1) / 2
+    expected = (world.size - 1) / 2  # and what was summed is at least twice that
     shard = torch.empty(1, device=device)
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # its name before 2.13
     reduce_scatter(shard, mine.clone(), op=dist.ReduceOp.AVG)
     dist.all_reduce(mine, op=dist.ReduceOp.AVG)
-    if float(mine[0]) != expected or float(shard[0]) != expected:
+    if not all(math.isclose(float(found[0]), expected, rel_tol=_ROUNDING) for found in (mine, shard)):
         raise NotSupported(
             f"torch {torch.__version__} averages over {world.size} ranks to {float(mine[0])} and {float(shard[0])} "
             f"instead of {expected}; use torch 2.13"
@@ -167,8 +176,7 @@ def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, 
         synchronise_norms(model, parallel.tensor)
     if parallel.fsdp == 1 and parallel.tensor == 1:
         return Replicated(model)
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
+    share_tensors((*model.parameters(), *model.buffers()))
     names = ("data", "fsdp", "tensor")
     mesh = init_device_mesh(device.type, (parallel.data, parallel.fsdp, parallel.tensor), mesh_dim_names=names)
     if parallel.tensor > 1:
@@ -180,6 +188,20 @@ def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, 
         fully_shard(block, **settings)
     fully_shard(model, **settings)
     return model
+
+
+def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks the leader's numbers, as of running statistics; what ranks have shares of stays."""
+    for tensor in tensors:
+        if not isinstance(tensor, DTensor):
+            dist.broadcast(tensor.detach(), src=0)
+
+
+def average_tensors(tensors: Iterable[torch.Tensor | None]) -> None:
+    """Give all ranks the mean of what each has."""
+    for tensor in tensors:
+        if tensor is not None:
+            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
 
 
 class Replicated(DistributedDataParallel):
@@ -199,96 +221,3 @@ def _find_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
         if kinds and (kind := kinds.most_common(1)[0])[1] > 1:
             return [child for child in model if type(child) is kind[0]]
     return [block for child in model.children() for block in _find_blocks(child)]
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether each rank has a share of the weights only."""
-    return any(isinstance(weight, DTensor) for weight in model.parameters())
-
-
-def collect_weights(model: torch.nn.Module) -> dict[str, Any]:
-    """The whole state of a sharded model, in the leader's memory; empty on other ranks. All ranks call this."""
-    orders = find_orders(model)
-    with _quiet():
-        state = {name: _collect(value) for name, value in model.state_dict().items()}
-    return {name: _put_back(value, orders.get(name)) for name, value in state.items()} if dist.get_rank() == 0 else {}
-
-
-def distribute_weights(model: torch.nn.Module, state: dict[str, Any]) -> None:
-    """Give a sharded model its share of a whole state, which every rank has."""
-    orders, own = find_orders(model), model.state_dict()
-    model.load_state_dict({name: _distribute(value, own.get(name), orders.get(name)) for name, value in state.items()})
-
-
-def collect_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
-    """The same for an optimizer, as its own `state_dict` has it."""
-    orders, state = _find_orders_of(optimizer, model), optimizer.state_dict()
-    with _quiet():
-        whole = {
-            number: {name: _put_back(_collect(value), orders[number]) for name, value in each.items()}
-            for number, each in state["state"].items()
-        }
-    return state | {"state": whole}
-
-
-def distribute_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, state: dict[str, Any]) -> None:
-    """The same for an optimizer of sharded weights."""
-    orders, weights = _find_orders_of(optimizer, model), _list_weights(optimizer)
-    shares = {
-        number: {
-            name: _distribute(value, weights[number], orders[number]) if _is_like(value, weights[number]) else value
-            for name, value in each.items()
-        }
-        for number, each in state["state"].items()
-    }
-    optimizer.load_state_dict(state | {"state": shares})
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """While inside, torch does not tell that what is split twice takes two messages."""
-    log = logging.getLogger("torch.distributed.tensor")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-def _list_weights(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
-
-
-def _find_orders_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[torch.Tensor | None]:
-    orders = find_orders(model)
-    by_weight = {id(weight): orders.get(name) for name, weight in model.named_parameters()}
-    return [by_weight.get(id(weight)) for weight in _list_weights(optimizer)]
-
-
-def _is_like(value: Any, weight: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == weight.shape
-
-
-def _collect(value: Any) -> Any:
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.cpu() if dist.get_rank() == 0 else None
-
-
-def _put_back(value: Any, order: torch.Tensor | None) -> Any:
-    """A weight, or an optimizer's state of one, with its rows in the usual order."""
-    if order is None or not isinstance(value, torch.Tensor) or not value.ndim:
-        return value
-    usual = torch.empty_like(value)
-    usual[order] = value
-    return usual
-
-
-def _distribute(value: Any, weight: Any, order: torch.Tensor | None) -> Any:
-    if not isinstance(value, torch.Tensor) or not isinstance(weight, DTensor):
-        return value
-    whole = value.to(weight.device)
-    return distribute_tensor(whole if order is None else whole[order.to(whole.device)], weight.device_mesh, weight.placements)

@@ -1,12 +1,17 @@
 """Which of how many processes this one is, as whoever started it says: us, torchrun, or an operator in a cluster."""
 
+import hashlib
 import os
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tensorferry.errors import BadOption
 
 _OF_A_WORKER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+STARTED_BY = "TENSORFERRY_STARTED_BY"  # in the environment of a worker of ours: `find_starter`'s answer
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,16 @@ def find_world(environment: Mapping[str, str] = os.environ) -> World | None:
         )
     num_restarts = _read_count(environment, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0
     return World(rank, size, local_rank, local_size, num_restarts)
+
+
+def find_starter(environment: Mapping[str, str] = os.environ) -> str:
+    """A name of who started this process: the same whenever it starts all again, and that of no other training."""
+    if STARTED_BY in environment:
+        return environment[STARTED_BY]
+    parent, began = os.getppid(), ""
+    with suppress(OSError, IndexError):  # numbers of processes are used again; only Linux tells when one began
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    return hashlib.sha256(f"{socket.gethostname()} {parent} {began}".encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from tensorferry.files import digest, force, write_whole
 
@@ -38,22 +39,35 @@ class RunState:
 
 def save_checkpoint(root: Path, state: RunState, write: Callable[[Path], None]) -> Path:
     """Save under `root` what `write` puts into a folder, then drop what is no longer kept."""
-    final, part = root / f"step-{state.step:08d}", root / f".step-{state.step:08d}.part"
+    part = begin_checkpoint(root, state)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
         write(part)
-        written = sorted(part.iterdir())
-        for path in written:
-            force(path)
-        digests = {path.name: digest(path) for path in written}
-        write_whole(part / _STATE, json.dumps({"format": FORMAT, "digests": digests, **asdict(state)}, indent=1))
-        force(part)
-        shutil.rmtree(final, ignore_errors=True)  # an earlier, damaged one of the same step
-        part.rename(final)
+        return end_checkpoint(part, state)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def begin_checkpoint(root: Path, state: RunState) -> Path:
+    """A folder to write into, which nobody has looked for before; what was begun earlier and not ended goes."""
+    root.mkdir(parents=True, exist_ok=True)
+    for left in root.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    part = root / f".step-{state.step:08d}-{uuid4().hex[:8]}.part"
+    part.mkdir()
+    return part
+
+
+def end_checkpoint(part: Path, state: RunState) -> Path:
+    """Make a checkpoint of a folder in which everything is written."""
+    final = part.with_name(f"step-{state.step:08d}")
+    written = sorted(part.iterdir())
+    for path in written:
+        force(path)
+    digests = {path.name: digest(path) for path in written}
+    write_whole(part / _STATE, json.dumps({"format": FORMAT, "digests": digests, **asdict(state)}, indent=1))
+    force(part)
+    shutil.rmtree(final, ignore_errors=True)  # an earlier, damaged one of the same step
+    part.rename(final)
     finish_saving(final, state)
     return final
 

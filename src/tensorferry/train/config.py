@@ -35,6 +35,7 @@ class Config:
     reason: str = ""  # why it is that precision
     async_save: bool = False  # checkpoints are written from a copy while steps go on
     command: tuple[str, ...] = ()
+    started_by: tuple[str, ...] = ()  # `find_starter` of all that had processes in it; empty: one process began it
     backend: str | None = None  # that Keras runs on; None: not Keras, or written before this was
     version: str = field(default=__version__)
 
@@ -68,7 +69,14 @@ class Config:
             )
         try:
             fields = {name: value for name, value in data.items() if name != "format"}
-            return cls(**fields | {"terms": Terms(**data["terms"]), "command": tuple(data["command"])})
+            return cls(
+                **fields
+                | {
+                    "terms": Terms(**data["terms"]),
+                    "command": tuple(data["command"]),
+                    "started_by": tuple(data.get("started_by", ())),
+                }
+            )
         except (KeyError, TypeError) as error:
             raise BadRun(f"{str(path)!r} is damaged: {error}") from error
 

@@ -10,30 +10,25 @@ memory.json        planned beside measured, for the report
 illustration.png   what the model does, if the recipe can show it
 report.html        all of it on one page
 .lock              held by the process that trains here
-
-One process at a time trains in a folder. The lock is the kernel's (flock) on a file in it: it goes when its process ends, however
-that ends, so a crash leaves nothing to clean up. The file tells who holds it. Where a system or a file system has no such locks,
-training goes on without.
 """
 
 import errno
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tensorferry.errors import BadRun, RunFailed
 from tensorferry.files import force, write_whole
 from tensorferry.messages import first_line
 from tensorferry.train.checkpoints import list_checkpoints
 from tensorferry.train.config import Config, describe_environment
+from tensorferry.train.lock import hold, is_empty
 
 _CONFIG = "config.json"
-_LOCK = ".lock"
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_NBYTES = 16 * 2**20  # free; torch's writer does not tell what went wrong
 _OF_A_ROW = {"step", "loss", "seconds", "wait_seconds", "peak_nbytes"}
@@ -73,6 +68,15 @@ class Run:
         with writing(_CONFIG, self.folder):
             write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
             write_whole(self.folder / "environment.json", json.dumps(describe_environment(), indent=1))
+
+    def add_starters(self, config: Config, started_by: tuple[str, ...]) -> Config:
+        """Say who goes on with it, beside those that did before."""
+        if set(started_by) <= set(config.started_by):
+            return config
+        config = replace(config, started_by=tuple(sorted({*config.started_by, *started_by})))
+        with writing(_CONFIG, self.folder):
+            write_whole(self.folder / _CONFIG, json.dumps(config.to_json(), indent=1))
+        return config
 
     def read_environment(self) -> dict[str, str]:
         """What it ran on; empty where that is not told."""
@@ -241,48 +245,6 @@ def _earlier(folder: Path) -> Path:
 def _part(folder: Path) -> Path:
     """What has this name may be removed: a run that is not locked yet, or one that is no longer kept."""
     return folder.with_name(f".{folder.name}.part")
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """While inside, nobody else trains in `folder`; raises `BadRun` where somebody does."""
-    try:
-        file = open(folder / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise BadRun(f"cannot write to {str(folder)!r}: {error.strerror}") from error
-    with file:
-        if not _take(file):
-            file.seek(0)
-            holder = file.read().strip()
-            who, how = (f"process {holder}", f"kill {holder}") if holder else ("another process", "by a signal")
-            raise BadRun(f"{who} is training in {str(folder)!r}; wait until it ends, or stop it ({how}) and try again")
-        file.truncate(0)
-        with suppress(OSError):  # on a full disk the lock holds as well, and only does not tell
-            os.write(file.fileno(), str(os.getpid()).encode())
-        try:
-            yield
-        finally:
-            file.truncate(0)
-
-
-def is_empty(folder: Path) -> bool:
-    """Whether nothing but the lock is there."""
-    return all(path.name == _LOCK for path in folder.iterdir())
-
-
-def _take(file: IO[str]) -> bool:
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except ImportError:
-        return True
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise BadRun(f"cannot lock {file.name!r}: {error.strerror}") from error
-    return True
 
 
 @contextmanager

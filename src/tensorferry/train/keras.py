@@ -14,9 +14,11 @@ from tensorferry.engines.policy import make_policy
 from tensorferry.errors import BadRecipe, NotSupported
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
 from tensorferry.report import Report
+from tensorferry.scaling.parallel import find_parallel
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
-from tensorferry.train.trainer import StepMeter, Terms, Trainer
+from tensorferry.train.teamwork import average_loss
+from tensorferry.train.trainer import KERAS_TEAMS, StepMeter, Terms, Trainer
 
 _WEIGHTS = "model.npz"
 _OPTIMIZER = "optimizer.npz"
@@ -41,24 +43,67 @@ class KerasTrainer(Trainer):
         if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)  # so that the first checkpoint holds its state, too
         self._large: LargeModel | None = None
+        self._team: Team = ALONE
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:  # noqa: ARG002
+    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
+        self._team = team
         if team.size > 1:
-            raise NotSupported("a Keras recipe trains in one process; leave out --workers and --nodes")
+            ways = find_parallel(parallel, team.size)
+            if self.backend != "torch" or ways.data != team.size or sync_norm:
+                raise NotSupported(KERAS_TEAMS)
+            if self.precision.name == "fp16" or self._terms.budget is not None:
+                raise NotSupported("several processes train a Keras recipe without --budget and without --precision fp16")
+            from tensorferry.scaling.torch import share_tensors
+
+            share_tensors(self._list_numbers(self._own_variables()))
         self._large = None if self._terms.budget is None else LargeModel(self._terms.budget)
 
-    def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:  # noqa: ARG002
+    def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:
         if self._large is None:
             self._meter.begin_step()
         if keras.backend.backend() == "torch":
             keras.utils.set_random_seed(step_seed(self._terms.seed, number))  # layers written in torch draw from torch
-        logs = self.model.train_on_batch(self._inputs(batch), self._targets(batch), return_dict=True)
-        return float(logs["loss"])
+        with self._averaging(share):
+            logs = self.model.train_on_batch(self._inputs(batch), self._targets(batch), return_dict=True)
+        return average_loss(self._team, float(logs["loss"]), share)
+
+    @contextmanager
+    def _averaging(self, share: float) -> Iterator[None]:
+        """While inside, the optimizer is given the mean of all ranks' gradients, each of which counts for its share."""
+        if self._team.size == 1:
+            yield
+            return
+        from tensorferry.scaling.torch import average_tensors
+
+        optimizer = self.model.optimizer
+        own_apply = optimizer.apply
+
+        def apply(gradients: list[Any], trainable_variables: Any = None) -> Any:
+            shares = [None if gradient is None else gradient.mul_(share) for gradient in gradients]
+            average_tensors(shares)
+            return own_apply(shares, trainable_variables)
+
+        optimizer.apply = apply
+        try:
+            yield
+        finally:
+            del optimizer.apply
+
+    def align(self) -> None:
+        if self._team.size > 1:
+            from tensorferry.scaling.torch import share_tensors
+
+            share_tensors(self._list_numbers(self.model.non_trainable_variables))
+
+    def _list_numbers(self, variables: list[Any]) -> list[Any]:
+        """On the torch back end; generators' states are the same on all ranks, as they begin with one seed."""
+        return [variable.value for variable in variables if variable.value.is_floating_point()]
 
     def is_finite(self) -> bool:
         trained = (_to_numpy(variable.value) for variable in self.model.trainable_variables)
         # the extremes of an array tell of every inf and nan in it, and take no memory
-        return all(np.isfinite(extreme) for array in trained if array.size for extreme in (array.min(), array.max()))
+        own = all(np.isfinite(extreme) for array in trained if array.size for extreme in (array.min(), array.max()))
+        return all(self._team.gather(own))
 
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         if keras.backend.backend() == "torch":

@@ -9,6 +9,7 @@ left out then. A few such steps are forgiven.
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from tensorferry.errors import BadRecipe, RunFailed
 from tensorferry.recipes.recipe import Arrays, Data, Recipe
 from tensorferry.train.batches import Batches
-from tensorferry.train.checkpoints import RunState, find_newest, save_checkpoint
+from tensorferry.train.checkpoints import RunState, begin_checkpoint, end_checkpoint, find_newest, save_checkpoint
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run, writing
 from tensorferry.train.progress import Events, Progress
@@ -88,7 +89,8 @@ def _load_ahead(session: Session, state: RunState) -> Batches:
     """The batches after `state`, the first few there: what loading takes at first must not count as a step's memory."""
     config = session.config
     batches = Batches(session.recipe, session.data.train, config.terms.seed, state.step, config.steps, session.teamwork.team)
-    batches.wait_until_full()
+    with session.teamwork.team.busy("loading the first batches"):
+        batches.wait_until_full()
     return batches
 
 
@@ -115,7 +117,10 @@ def _take_step(session: Session, state: RunState, batch: Any, check_until: int) 
     if step in state.skipped:
         return row | {"loss": None, "seconds": 0.0, "peak_nbytes": 0}
     began = time.perf_counter()
-    loss = session.trainer.step(step, batch, session.teamwork.begin_step(batch))
+    share = session.teamwork.begin_step(batch, has_written=session.saver.is_idle)
+    if session.teamwork.all_have_written and (end := session.saver.take_ending()) is not None:
+        session.saver.start(end)
+    loss = session.trainer.step(step, batch, share)
     if not math.isfinite(loss):
         # weights that are good after it were good before it; bad ones may come from this step or from an earlier one
         is_known = step <= check_until or session.trainer.is_finite()
@@ -155,6 +160,7 @@ def _check_weights(session: Session, state: RunState, check_until: int) -> None:
 
 def _evaluate(session: Session, state: RunState) -> RunState:
     recipe = session.recipe
+    session.trainer.align()
     predict = make_predict(session.trainer, recipe, session.teamwork.team)
 
     def predict_unless_stopped(arrays: Arrays) -> NDArray[Any]:
@@ -185,10 +191,28 @@ def _find_metric(recipe: Recipe, metrics: Mapping[str, float]) -> float:
 
 def save(session: Session, state: RunState) -> None:
     """Save a checkpoint of this moment, or begin to; the one before is whole by then."""
-    session.saver.wait()
+    team = session.teamwork.team
+    settle(session)
+    session.trainer.align()
     session.trainer.collect()
-    if not session.is_leader:
-        return
+    with team.busy(f"saving step {state.step}"):
+        if session.trainer.writes_parts:
+            _save_parts(session, state)
+        elif session.is_leader:
+            _save_whole(session, state)
+
+
+def settle(session: Session) -> None:
+    """Go on once what all ranks were to save is a whole checkpoint."""
+    with session.teamwork.team.busy("saving"):
+        session.saver.wait()
+        session.teamwork.wait_for_all()
+        if (end := session.saver.take_ending()) is not None:
+            end()
+        session.teamwork.wait_for_all()
+
+
+def _save_whole(session: Session, state: RunState) -> None:
     run = session.run
     if session.config.async_save and state.step:  # a run is there once its first checkpoint is
         session.saver.start(partial(_write, run, state, session.trainer.snapshot()))
@@ -196,20 +220,53 @@ def save(session: Session, state: RunState) -> None:
         _write(run, state, session.trainer.save)
 
 
+def _save_parts(session: Session, state: RunState) -> None:
+    """Every rank writes what it has; once all have, the leader makes a checkpoint of it."""
+    run, team = session.run, session.teamwork.team
+    part: Path | None = None
+    if session.is_leader:
+        with _writing(run, state):
+            part = begin_checkpoint(run.checkpoints, state)
+    part = team.share(part)
+    assert part is not None
+    end = partial(_end_parts, run, state, part) if session.is_leader else None
+    if session.config.async_save and state.step:
+        session.saver.start(partial(_write_part, run, state, part, session.trainer.snapshot()), end)
+        return
+    _write_part(run, state, part, session.trainer.save)
+    session.teamwork.wait_for_all()
+    if end is not None:
+        end()
+
+
+def _write_part(run: Run, state: RunState, part: Path, write: Callable[[Path], None]) -> None:
+    with _writing(run, state):
+        write(part)
+
+
+def _end_parts(run: Run, state: RunState, part: Path) -> None:
+    with _writing(run, state):
+        end_checkpoint(part, state)
+
+
+def _writing(run: Run, state: RunState) -> AbstractContextManager[None]:
+    return writing(f"step {state.step}", run.folder)
+
+
 def _write(run: Run, state: RunState, write: Callable[[Path], None]) -> None:
-    with writing(f"step {state.step}", run.folder):
+    with _writing(run, state):
         save_checkpoint(run.checkpoints, state, write)
 
 
 def _go_back(session: Session, bad: _BadStep) -> RunState:
     """Load the last checkpoint, and leave the step out that failed if it is known."""
-    session.saver.wait()
-    session.teamwork.wait_for_all()
-    found = find_newest(session.run.checkpoints, session.progress.say)
-    if found is None:
-        raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
-    folder, state = found
-    session.trainer.load(folder)
+    settle(session)
+    with session.teamwork.team.busy("reading a checkpoint"):
+        found = find_newest(session.run.checkpoints, session.progress.say)
+        if found is None:
+            raise RunFailed(f"{bad}, and there is no checkpoint to go back to")
+        folder, state = found
+        session.trainer.load(folder)
     if bad.is_known and len(bad.skipped) >= MAX_SKIPPED:
         raise RunFailed(
             f"{bad}, and {MAX_SKIPPED} steps were already left out for that; the last good checkpoint is {folder} "

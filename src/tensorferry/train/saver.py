@@ -12,10 +12,12 @@ class Saver:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
+        self._ending: Callable[[], Any] | None = None
 
-    def start(self, write: Callable[[], Any]) -> None:
-        """Begin to write, once the last piece is written."""
+    def start(self, write: Callable[[], Any], ending: Callable[[], Any] | None = None) -> None:
+        """Begin to write, once the last piece is written; `ending` waits until someone takes it."""
         self.wait()
+        self._ending = ending
         self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="ferry-save")
         self._last = self._pool.submit(write)
 
@@ -24,6 +26,16 @@ class Saver:
         last, self._last = self._last, None
         if last is not None:
             last.result()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was begun is written, or has failed."""
+        return self._last is None or self._last.done()
+
+    def take_ending(self) -> Callable[[], Any] | None:
+        """What is left to do once everybody else has written, too; None: nothing."""
+        ending, self._ending = self._ending, None
+        return ending
 
     def __enter__(self) -> "Saver":
         return self

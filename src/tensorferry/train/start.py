@@ -17,14 +17,18 @@ from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
 from tensorferry.train.config import Config, same_backend
-from tensorferry.train.folder import Run, WatchedRun, hold, is_begun, is_run, open_new, recover, writing
-from tensorferry.train.loop import Session, run_steps, save
-from tensorferry.train.page import draw_run, store_illustration, store_memory
+from tensorferry.train.finish import finish
+from tensorferry.train.folder import Run, WatchedRun, is_begun, is_run, open_new, recover, writing
+from tensorferry.train.frameworks import make_trainer
+from tensorferry.train.lock import hold
+from tensorferry.train.loop import Session, run_steps, save, settle
+from tensorferry.train.meeting import check_folder, leave_token
+from tensorferry.train.page import draw_run
 from tensorferry.train.progress import NO_EVENTS_HINT, Events, NoProgress, Progress
 from tensorferry.train.signals import unwind_on_sigterm, watch_signals
 from tensorferry.train.teamwork import Teamwork
 from tensorferry.train.trained import find_source, load_recipe, load_weights
-from tensorferry.train.trainer import Terms, Trainer, make_predict, make_trainer
+from tensorferry.train.trainer import Terms, Trainer
 from tensorferry.units import parse_bytes
 
 _NUM_SAVES = 10  # of a run, unless the user says otherwise
@@ -62,6 +66,7 @@ class Ranks:
     team: Team = ALONE
     parallel: str = "data"
     sync_norm: bool = False
+    started_by: tuple[str, ...] = ()  # `find_starter` of each
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class _Handover:
     folder: Path
     checkpoint: Path | None
     state: RunState
+    token: str  # in the folder
 
 
 def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> int:  # noqa: B008
@@ -85,10 +91,11 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
     source = find_source(request.data)
     folder = request.folder
     with unwind_on_sigterm(), open_new(folder, request.force) as run:
-        data = recipe.load_data(source)
         seed = draw_seed() if request.seed is None else request.seed
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
-        trainer = make_trainer(recipe, data, terms)
+        with ranks.team.busy("loading data and model"):
+            data = recipe.load_data(source)
+            trainer = make_trainer(recipe, data, terms)
         every = request.every or max(1, recipe.settings.steps // _NUM_SAVES)
         config = Config(
             recipe=_whole_reference(request.recipe),
@@ -103,16 +110,27 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
             async_save=request.async_save,
             reason=trainer.precision.reason if request.precision == "auto" else "",
             command=request.command,
+            started_by=ranks.started_by,
             backend=trainer.backend,
         )
         run.write_config(config)
         state = RunState(recipe=config.recipe)
-        ranks.team.share(_Handover(config, folder, None, state))
-        trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
-        with watch_signals(is_patient=ranks.team.size > 1) as noted:
-            session = Session(run, config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
-            save(session, state)
-            return _run(session, state)
+        given = ranks.team.share(_Handover(config, folder, None, state, leave_token(ranks.team, folder)))
+        return _train_on(run, given, (recipe, data, trainer), progress, ranks)
+
+
+def begin_or_return(request: TrainRequest, progress: Progress, ranks: Ranks, why: str) -> int:
+    """Begin a run; one that the same command has begun, whose processes were all started again (`why`), goes on instead."""
+    folder = request.folder
+    starters: tuple[str, ...] = ()
+    with suppress(BadRun):  # there is none, or one that cannot be read, which is not ours
+        starters = Run(folder).read_config().started_by
+    if not set(starters) & set(ranks.started_by):
+        return begin(request, progress, ranks)
+    progress.say(why)
+    if not is_begun(folder):
+        return begin(replace(request, force=True), progress, ranks)
+    return resume(folder, progress, ranks=ranks)
 
 
 def begin_or_resume(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> int:  # noqa: B008
@@ -135,9 +153,11 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None, ranks: R
     if recipe is not None and _whole_reference(recipe) != config.recipe:
         raise BadRun(f"{str(folder)!r} is a run of {config.recipe!r}, not of {recipe!r}; leave the recipe out to resume it")
     with hold(folder), same_backend(config.backend, folder):
-        given = _find_checkpoint(run, config, progress)
-        ours, data = load_recipe(config)
-        trainer = make_trainer(ours, data, config.terms)
+        config = run.add_starters(config, ranks.started_by)
+        with ranks.team.busy("loading data and model"):
+            given = _find_checkpoint(run, config, progress, ranks.team)
+            ours, data = load_recipe(config)
+            trainer = make_trainer(ours, data, config.terms)
         run.drop_rows_after(given.state.step)
         ranks.team.share(given)
         return _train_on(run, given, (ours, data, trainer), progress, ranks)
@@ -147,17 +167,20 @@ def follow(ranks: Ranks) -> int:
     """Take the steps of a run that another rank begins or resumes, and return the exit code."""
     given: _Handover = ranks.team.share(None)
     with unwind_on_sigterm(), same_backend(given.config.backend, given.folder):
-        recipe, data = load_recipe(given.config)
-        trainer = make_trainer(recipe, data, given.config.terms)
+        with ranks.team.busy("loading data and model"):
+            recipe, data = load_recipe(given.config)
+            trainer = make_trainer(recipe, data, given.config.terms)
         return _train_on(WatchedRun(given.folder), given, (recipe, data, trainer), NoProgress(), ranks)
 
 
 def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], progress: Progress, ranks: Ranks) -> int:
     """The steps after the checkpoint that was handed over; without one, after the trainer's own first weights."""
     recipe, data, trainer = parts
+    check_folder(ranks.team, given.folder, given.token)
     trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
     if given.checkpoint is not None:
-        load_weights(trainer, given.checkpoint)
+        with ranks.team.busy("reading the checkpoint"):
+            load_weights(trainer, given.checkpoint)
     with watch_signals(is_patient=ranks.team.size > 1) as noted:
         session = Session(run, given.config, recipe, data, trainer, progress, Teamwork(ranks.team, noted))
         if given.checkpoint is None:
@@ -181,7 +204,7 @@ def _check_same(request: TrainRequest, config: Config) -> None:
             )
 
 
-def _find_checkpoint(run: Run, config: Config, progress: Progress) -> _Handover:
+def _find_checkpoint(run: Run, config: Config, progress: Progress, team: Team) -> _Handover:
     found = find_newest(run.checkpoints, progress.say)
     if found is None:
         raise BadRun(f"{str(run.folder)!r} has no whole checkpoint to resume from; start again with --force")
@@ -193,7 +216,7 @@ def _find_checkpoint(run: Run, config: Config, progress: Progress) -> _Handover:
         )
     with writing(f"step {state.step}", run.folder):
         finish_saving(checkpoint, state)
-    return _Handover(config, run.folder, checkpoint, state)
+    return _Handover(config, run.folder, checkpoint, state, leave_token(team, run.folder))
 
 
 def _run(session: Session, state: RunState) -> int:
@@ -205,7 +228,8 @@ def _run(session: Session, state: RunState) -> int:
         session.progress.begin(session.config, state.step)
         with _clear_memory_errors(session), session.saver:
             state = run_steps(session, state)
-        session.progress.end(_finish(session, state))
+            settle(session)
+        session.progress.end(finish(session, state))
     except RunFailed:
         if session.is_leader and session.run.read_rows():  # otherwise there is nothing to see, and nothing stays
             with suppress(BadOption, BadRun):  # what made the run fail is the error to tell
@@ -214,39 +238,6 @@ def _run(session: Session, state: RunState) -> int:
     finally:
         session.progress.leave()
     return session.stop.exit_code
-
-
-def _finish(session: Session, state: RunState) -> dict[str, Any]:
-    """Write down what is known only at the end, and return the summary."""
-    stop = session.stop
-    png = None
-    if stop.signal is None:
-        predict = make_predict(session.trainer, session.recipe, session.teamwork.team)
-        png = session.recipe.illustrate(predict, session.data)
-    page = _draw(session, png) if session.is_leader else None
-    return {
-        "folder": str(session.run.folder),
-        "step": state.step,
-        "metrics": state.metrics,
-        "best_step": state.best_step,
-        "best_value": state.best_value,
-        "stopped_by": stop.signal.name if stop.signal is not None else None,
-        "page": None if page is None else str(page),
-    }
-
-
-def _draw(session: Session, png: bytes | None) -> Path | None:
-    """Where the page is; None: it could not be written, and that was told. The run itself is saved by now."""
-    run = session.run
-    try:
-        if (memory := session.trainer.report()) is not None:
-            store_memory(run, memory)
-        if png is not None:
-            store_illustration(run, png)
-        return draw_run(run)
-    except (BadOption, BadRun) as error:
-        session.progress.say(f"{error}. The run is saved and whole; draw its page later with: ferry report {run.folder}")
-        return None
 
 
 @contextmanager

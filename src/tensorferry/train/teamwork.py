@@ -16,6 +16,7 @@ from tensorferry.train.signals import StopSignal
 class _Word:
     num_rows: int
     signal: int
+    has_written: bool
 
 
 class Teamwork:
@@ -24,13 +25,16 @@ class Teamwork:
     def __init__(self, team: Team, noted: StopSignal) -> None:
         self.team = team
         self._noted = noted
+        self.all_have_written = False  # as of the last step's begin, what they were to save
         self.stop = noted if team.size == 1 else StopSignal()
 
-    def begin_step(self, batch: Arrays) -> float:
+    def begin_step(self, batch: Arrays, *, has_written: bool = True) -> float:
         """What the mean over this rank's rows is to be multiplied with, so that the mean over ranks is that over all rows."""
         if self.team.size == 1:
             return 1.0
-        num_rows = [word.num_rows for word in self._meet(len(next(iter(batch.values()))))]
+        words = self._meet(len(next(iter(batch.values()))), has_written=has_written)
+        num_rows = [word.num_rows for word in words]
+        self.all_have_written = all(word.has_written for word in words)
         return num_rows[self.team.rank] * self.team.size / sum(num_rows)
 
     def agree_to_stop(self) -> None:
@@ -42,8 +46,8 @@ class Teamwork:
         """Go on once every rank has come here."""
         self.team.gather(None)
 
-    def _meet(self, num_rows: int) -> list[_Word]:
-        words: list[_Word] = self.team.gather(_Word(num_rows, int(self._noted.signal or 0)))
+    def _meet(self, num_rows: int, *, has_written: bool = True) -> list[_Word]:
+        words: list[_Word] = self.team.gather(_Word(num_rows, int(self._noted.signal or 0), has_written))
         if signal := max(word.signal for word in words):
             self.stop.signal = Signals(signal)
         return words

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from torch.distributed.tensor import DTensor
 from tensorferry.engines.torch.large_model import LargeTraining, large_model
 from tensorferry.engines.torch.precision import make_precision
 from tensorferry.errors import NotSupported
+from tensorferry.files import force
 from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
 from tensorferry.report import Report
 from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.shard_files import ShardFiles, find_files, name_file, take_part
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
 from tensorferry.train.teamwork import average_loss
@@ -49,10 +52,14 @@ class TorchTrainer(Trainer):
     def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
         self._team = team
         if team.size > 1:
-            from tensorferry.scaling.torch import is_sharded, spread
+            from tensorferry.scaling.shards import is_sharded
+            from tensorferry.scaling.torch import spread
 
-            self._called = spread(self.model, find_parallel(parallel, team.size), self._device, sync_norm=sync_norm)
+            ways = find_parallel(parallel, team.size)
+            self._called = spread(self.model, ways, self._device, sync_norm=sync_norm)
             self._sharded = is_sharded(self.model)
+            # layers that are split have their rows in another order, which is undone in whole weights only
+            self.writes_parts = self._sharded and ways.tensor == 1
             if self._sharded and self.precision.name == "fp16":
                 raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp or tensor")
         self._optimizer = self._recipe.make_optimizer(self.model)
@@ -94,38 +101,74 @@ class TorchTrainer(Trainer):
             out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))
         return (out.float() if out.is_floating_point() else out).cpu().numpy()
 
+    def align(self) -> None:
+        if self._team.size > 1:
+            from tensorferry.scaling.torch import share_tensors
+
+            share_tensors(self.model.buffers())
+
     def collect(self) -> None:
-        if self._sharded:
-            from tensorferry.scaling.torch import collect_optimizer, collect_weights
+        if self._sharded and not self.writes_parts:
+            from tensorferry.scaling.shards import collect_optimizer, collect_weights
 
             self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
 
     def save(self, folder: Path) -> None:
-        _write(folder, *self._take_state())
+        _write(folder, self._take_files())
+        self._collected = {}
 
     def snapshot(self) -> Callable[[Path], None]:
-        state = copy.deepcopy(_bring_to_cpu(self._take_state()))  # tensors that share memory do so in the copy
-        return lambda folder: _write(folder, *state)
+        files = self._take_files()
+        if not self._collected:  # otherwise it is a copy already
+            files = _copy_to_cpu(files, {})
+        self._collected = {}
+        return lambda folder: _write(folder, files)
 
-    def _take_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        whole, self._collected = self._collected, {}
-        weights = whole["model"] if self._sharded else self.model.state_dict()
-        optimizer = whole["optimizer"] if self._sharded else self._optimizer.state_dict()
-        return weights, {"optimizer": optimizer, "scale": self.precision.state_dict()}
+    def _take_files(self) -> dict[str, Any]:
+        """What is written to which file."""
+        scale = {"scale": self.precision.state_dict()}
+        if self.writes_parts:
+            part = take_part(self.model, self._optimizer, is_leader=self._team.is_leader)
+            return {name_file(self._team.rank, self._team.size): part | {"more": scale}}
+        whole = self._collected or {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
+        return {_WEIGHTS: whole["model"], _OPTIMIZER: {"optimizer": whole["optimizer"]} | scale}
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
-            self._load_weights(_read(folder / _WEIGHTS, self._device))
-            if not weights_only:
-                state = _read(folder / _OPTIMIZER, self._device)
+            if find_files(folder):
+                self._load_parts(ShardFiles(folder), weights_only=weights_only)
+                return
+            weights = _read(folder / _WEIGHTS, self._device)
+            state = None if weights_only else _read(folder / _OPTIMIZER, self._device)
+            self._team.gather(None)  # some read faster, and sharing waits for all
+            self._load_weights(weights)
+            if state is not None:
                 self._load_optimizer(state["optimizer"])
                 self.precision.load_state_dict(state["scale"])
-        except RuntimeError as error:  # how torch says that names or shapes differ
+        except (RuntimeError, TypeError, AttributeError, IndexError, UnpicklingError) as error:
+            # names or shapes differ, as torch says it, or a file is not what a checkpoint has
             raise ValueError(" ".join(str(error).split())) from error
+
+    def _load_parts(self, files: ShardFiles, *, weights_only: bool) -> None:
+        whole = not self.writes_parts
+        weights = files.read_weights(self.model, whole=whole)
+        optimizer = None if weights_only else files.read_optimizer(self._optimizer, whole=whole)
+        self._team.gather(None)
+        if self.writes_parts:
+            self.model.load_state_dict(weights)
+        else:
+            self._load_weights(weights)
+        if optimizer is None:
+            return
+        if self.writes_parts:
+            self._optimizer.load_state_dict(optimizer)
+        else:
+            self._load_optimizer(optimizer)
+        self.precision.load_state_dict(files.more["scale"])
 
     def _load_weights(self, state: dict[str, Any]) -> None:
         if self._sharded:
-            from tensorferry.scaling.torch import distribute_weights
+            from tensorferry.scaling.shards import distribute_weights
 
             distribute_weights(self.model, state)
         else:
@@ -133,7 +176,7 @@ class TorchTrainer(Trainer):
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         if self._sharded:
-            from tensorferry.scaling.torch import distribute_optimizer
+            from tensorferry.scaling.shards import distribute_optimizer
 
             distribute_optimizer(self._optimizer, self.model, state)
         else:
@@ -174,19 +217,26 @@ class TorchTrainer(Trainer):
         torch.manual_seed(seed)
 
 
-def _write(folder: Path, weights: dict[str, Any], optimizer: dict[str, Any]) -> None:
-    torch.save(weights, folder / _WEIGHTS)
-    torch.save(optimizer, folder / _OPTIMIZER)
+def _write(folder: Path, files: dict[str, Any]) -> None:
+    for name, content in files.items():
+        torch.save(content, folder / name)
+        force(folder / name)  # here, as the leader may be on another machine
 
 
-def _bring_to_cpu(value: Any) -> Any:
+def _copy_to_cpu(value: Any, copies: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
+    """One copy of everything; tensors that share memory do so in the copy."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        storage = value.untyped_storage()
+        key = (storage.device, storage.data_ptr())
+        if key not in copies:
+            copies[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+        whole = torch.empty(0, dtype=value.dtype)
+        return whole.set_(copies[key], value.storage_offset(), value.size(), value.stride())
     if isinstance(value, dict):
-        brought = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
-        brought.update({name: _bring_to_cpu(each) for name, each in value.items()})
-        return brought
-    return type(value)(map(_bring_to_cpu, value)) if isinstance(value, list | tuple) else value
+        copied = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
+        copied.update({name: _copy_to_cpu(each, copies) for name, each in value.items()})
+        return copied
+    return type(value)(_copy_to_cpu(each, copies) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:

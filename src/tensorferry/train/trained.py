@@ -10,7 +10,7 @@ from tensorferry.recipes.recipe import Data, Recipe
 from tensorferry.train.checkpoints import RunState, Unusable, find_newest, read_state
 from tensorferry.train.config import Config
 from tensorferry.train.folder import Run
-from tensorferry.train.trainer import make_trainer
+from tensorferry.train.frameworks import make_trainer
 
 
 @dataclass(frozen=True)

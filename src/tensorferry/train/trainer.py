@@ -1,4 +1,4 @@
-"""What the loop asks of a framework: one step, a prediction, and its state in a folder. One trainer a framework."""
+"""What the loop asks of a framework: one step, a prediction, and its state in a folder. Each framework has one trainer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.engines.resident import ResidentMeter
-from tensorferry.errors import BadRecipe
-from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
-from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe, Predict, Recipe, TorchRecipe
+from tensorferry.recipes.recipe import Arrays, Predict, Recipe
 from tensorferry.report import Report
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.teamwork import predict_together
+
+KERAS_TEAMS = (
+    "a Keras recipe trains in several processes on the torch back end alone (KERAS_BACKEND=torch), with --parallel data and "
+    "without --sync-norm; otherwise leave out --workers and --nodes"
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Trainer(ABC):
     model: Any
     precision: Any  # with a name and a reason
     backend: str | None = None  # that Keras runs on; None: this is not Keras
+    writes_parts: bool = False  # every rank of a team saves its own part; otherwise the leader saves for all
 
     @abstractmethod
     def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
@@ -54,6 +58,9 @@ class Trainer(ABC):
     @abstractmethod
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         """The model's outputs for a batch's inputs; nothing is trained."""
+
+    def align(self) -> None:  # noqa: B027
+        """Give all ranks of a team the leader's buffers, which follow from the rows of each: as they are judged and saved."""
 
     def collect(self) -> None:  # noqa: B027
         """Bring what is saved to the leader of a team; every rank calls this before that."""
@@ -117,21 +124,3 @@ class StepMeter:
     def peak_nbytes(self) -> int:
         """The highest since then; 0 where the system does not tell."""
         return max(0, self._meter.peak_nbytes() - self._before_nbytes) if self._meter else 0
-
-
-def make_trainer(recipe: Recipe, data: Data, terms: Terms) -> Trainer:
-    """The trainer of the recipe's framework, with the model built and nothing trained yet."""
-    try:
-        if isinstance(recipe, TorchRecipe):
-            from tensorferry.train.torch import TorchTrainer
-
-            return TorchTrainer(recipe, data, terms)
-        if isinstance(recipe, KerasRecipe):
-            from tensorferry.train.keras import KerasTrainer
-
-            return KerasTrainer(recipe, data, terms)
-    except ModuleNotFoundError as error:
-        if error.name not in FRAMEWORK_EXTRAS:
-            raise
-        raise missing_extra("this recipe", error.name) from error
-    raise BadRecipe(f"{type(recipe).__name__} inherits from Recipe itself; inherit from TorchRecipe or KerasRecipe")

@@ -2,7 +2,8 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,12 +13,16 @@ from tensorferry.recipes.loading import make_recipe
 from tensorferry.recipes.recipe import TorchRecipe
 from tensorferry.scaling.launch import STOPPED_BY, VERDICT, launch
 from tensorferry.scaling.parallel import find_parallel
-from tensorferry.scaling.world import Cluster, World, find_world
-from tensorferry.train.folder import Run, is_begun
+from tensorferry.scaling.team import WAIT_SECONDS
+from tensorferry.scaling.world import Cluster, World, find_starter, find_world
+from tensorferry.train.config import BACKEND_VARIABLE
+from tensorferry.train.folder import Run
+from tensorferry.train.meeting import compare, greet
 from tensorferry.train.progress import make_progress
-from tensorferry.train.start import Ranks, TrainRequest, begin, begin_or_resume, follow, resume
+from tensorferry.train.start import Ranks, TrainRequest, begin_or_resume, begin_or_return, follow, resume
 from tensorferry.train.status_server import post_progress
 from tensorferry.train.trained import find_source
+from tensorferry.train.trainer import KERAS_TEAMS
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Order:
     sync_norm: bool = False  # batch norm over the rows of all ranks
     as_json: bool = False
     goes_on: bool = False  # with the run that is in the request's folder, if there is one
+    wait_seconds: float = WAIT_SECONDS  # for a rank that neither comes nor says what it does
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,14 @@ def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     with TemporaryDirectory(prefix="ferry-") as folder:
         verdict = Path(folder, "verdict.json")
         try:
-            outcome = max(launch(_work, (order,), cluster, num_restarts, verdict).values(), key=lambda each: each.code)
-        except RunFailed:  # too often; the last time maybe with a reason
-            if (found := _read(verdict)) is None:
+            found = launch(_work, (order,), cluster, num_restarts, verdict, order.wait_seconds)
+            outcome = max(found.values(), key=lambda each: each.code)
+        except RunFailed as error:  # too often; the last time maybe with a reason
+            if (settled := _read(verdict)) is None:
+                if (reason := _reason(verdict)).exists():
+                    raise RunFailed(f"{reason.read_text()}. {error}") from error
                 raise
-            outcome = found
+            outcome = settled
     if outcome.error:
         raise (RunFailed if outcome.has_begun else BadRun)(outcome.error)
     return outcome.code
@@ -63,26 +72,53 @@ def train_as_rank(world: World, order: Order) -> int:
     """The same as one process that somebody else has started, as torchrun does."""
     from tensorferry.scaling.torch import join
 
-    team = join(world, find_parallel(order.parallel, world.size))
+    team = join(world, find_parallel(order.parallel, world.size), _end, order.wait_seconds)
     try:
         # another rank may have left it, on another node
         if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
             raise _Settled(outcome)
-        ranks = Ranks(team, order.parallel, order.sync_norm)
-        if not team.is_leader:
-            return follow(ranks)
-        progress = post_progress(make_progress(order.as_json))
-        if order.request is None:
-            assert order.folder is not None
-            return resume(order.folder, progress, order.recipe, ranks)
-        if world.num_restarts and is_begun(order.request.folder):
-            progress.say(f"a rank died: all are back, restart {world.num_restarts}")
-            return resume(order.request.folder, progress, ranks=ranks)
-        if order.goes_on:
-            return begin_or_resume(order.request, progress, ranks)
-        return begin(replace(order.request, force=order.request.force or world.num_restarts > 0), progress, ranks)
+        recipe = order.recipe if order.request is None else order.request.recipe
+        greetings = team.gather(greet(find_starter(), recipe, _list_options(order)))
+        compare(greetings)
+        starters = tuple(sorted({greeting.started_by for greeting in greetings}))
+        return _take_part(world, order, Ranks(team, order.parallel, order.sync_norm, starters))
+    except RuntimeError as error:
+        if reason := team.explain(error):
+            _end(reason)
+        raise
     finally:
         team.close()
+
+
+def _take_part(world: World, order: Order, ranks: Ranks) -> int:
+    if not ranks.team.is_leader:
+        return follow(ranks)
+    progress = post_progress(make_progress(order.as_json))
+    if order.request is None:
+        assert order.folder is not None
+        return resume(order.folder, progress, order.recipe, ranks)
+    if order.goes_on:
+        return begin_or_resume(order.request, progress, ranks)
+    died = f"a rank died: all are back, restart {world.num_restarts}"
+    return begin_or_return(order.request, progress, ranks, died if world.num_restarts else "machines came or went: all are back")
+
+
+def _list_options(order: Order) -> dict[str, str]:
+    """What has to be the same on every rank."""
+    asked = {"--parallel": order.parallel, "--sync-norm": "yes" if order.sync_norm else "no"}
+    if (request := order.request) is None:
+        return asked | {"--resume": str(order.folder)}
+    settings = " ".join(f"{name}={value}" for name, value in sorted(request.settings.items()))
+    named = {"RECIPE": request.recipe, "--set": settings, "--from": request.start, "--budget": request.budget}
+    return asked | {name: value or "" for name, value in named.items()} | {"--precision": request.precision}
+
+
+def _end(reason: str) -> None:
+    """Leave at once, with a reason that no other try needs to meet."""
+    print(f"ferry: {reason}", file=sys.stderr, flush=True)
+    if (verdict := _verdict()) is not None:
+        write_whole(_reason(verdict), reason)
+    os._exit(1)
 
 
 def _work(order: Order) -> Outcome:
@@ -118,6 +154,11 @@ def _verdict() -> Path | None:
     return Path(os.environ[VERDICT]) if VERDICT in os.environ else None
 
 
+def _reason(verdict: Path) -> Path:
+    """Where a worker writes what the next try may not meet."""
+    return verdict.with_name("reason.txt")
+
+
 def _read(verdict: Path | None) -> Outcome | None:
     return Outcome(**json.loads(verdict.read_text())) if verdict is not None and verdict.exists() else None
 
@@ -128,14 +169,14 @@ def check_order(order: Order, cluster: Cluster) -> None:
     if order.request is not None:
         request = order.request
         recipe = make_recipe(request.recipe, request.settings, request.start)
-        reference, batch = request.recipe, recipe.settings.batch
+        batch, backend = recipe.settings.batch, os.environ.get(BACKEND_VARIABLE)
     else:
         assert order.folder is not None
         config = Run(order.folder).read_config()
         recipe = make_recipe(config.recipe, {}, None)
-        reference, batch = config.recipe, config.settings["batch"]
-    if not isinstance(recipe, TorchRecipe):
-        raise BadOption(f"{reference!r} is a Keras recipe, which trains in one process; leave out --workers and --nodes")
+        batch, backend = config.settings["batch"], config.backend
+    if not isinstance(recipe, TorchRecipe) and (backend != "torch" or ways.fsdp > 1 or ways.tensor > 1 or order.sync_norm):
+        raise BadOption(KERAS_TEAMS)
     if batch < ways.num_row_ranks:
         raise BadOption(
             f"a batch of {batch} has no row for each of {ways.num_row_ranks} workers; start fewer, or use --set batch=N"

@@ -118,7 +118,9 @@ def _load_run(path: Path, options: SourceOptions, scratch: Path) -> LoadedSource
             "run": path.resolve().name,
             "recipe": Path(trained.config.recipe).name,
             "step": trained.step,
-            "checksums": {name: each for name, each in list_checksums(trained.checkpoint).items() if name.startswith("model.")},
+            "checksums": {
+                name: each for name, each in list_checksums(trained.checkpoint).items() if name.startswith(("model.", "shard-"))
+            },
         },
         columns=trained.recipe.describe_columns(trained.data),
         transform=trained.recipe.describe_transform(trained.data),
