@@ -38,12 +38,12 @@ def _own(tree: ast.Module) -> set[str]:
 
 
 def _reached(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The private attributes of anything but `self`, `os` and `argparse` that a file reads or writes, and where."""
+    """The private attributes of anything but `self`, `os`, `sys` and `argparse` that a file reads or writes, and where."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Attribute)
             and _is_private(node.attr)
-            and ast.unparse(node.value) not in ("self", "cls", "os", "argparse")
+            and ast.unparse(node.value) not in ("self", "cls", "os", "sys", "argparse")
         ):
             yield node.lineno, node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in SPEAKS_OF_NAMES:

@@ -299,6 +299,6 @@ def test_an_accelerator_that_gives_other_answers_is_not_chosen(monkeypatch: pyte
     engine = ferry.optimize(make_rows_model(), make_rows(), precision="fp32", seconds=2)
     (wrong,) = [each for each in engine.result.candidates if "cuda" in each.title.lower()]
     assert not wrong.passed
-    assert "of the samples; 99 % are asked for" in wrong.verdict or "differs by" in wrong.verdict
+    assert "99 % are asked for" in wrong.verdict
     assert "cuda" not in engine.result.chosen.title.lower()
     engine.close()

@@ -100,11 +100,10 @@ def launch(
 
 def _start(work: Callable[..., Any], *args: Any) -> Any:
     """What runs in a process of its own."""
-    import torch.multiprocessing
+    from tensorferry.scaling.torch_compat import end_with_parent  # torch is loaded then
 
-    processes: Any = torch.multiprocessing  # what it adds when it is imported is declared nowhere
     # torch has Ctrl-C sent to it when its agent dies, which asks all ranks on all machines to save and leave
-    processes._prctl_pr_set_pdeathsig(signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     # what others print is named by who started them; of the first on each machine one alone leads, and has the terminal
     if os.environ["LOCAL_RANK"] == "0" and (rank := os.environ["RANK"]) != "0":
         sys.stdout, sys.stderr = _Named(sys.stdout, f"[rank {rank}] "), _Named(sys.stderr, f"[rank {rank}] ")

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from tensorferry.scaling.torch_compat import compute_local_shape_and_global_offset
 
 _PATTERN = "shard-*-of-*.pt"
 

@@ -27,6 +27,7 @@ from tensorferry.scaling.parallel import Parallel, find_parallel
 from tensorferry.scaling.sync_norm import synchronise_norms
 from tensorferry.scaling.team import WAIT_SECONDS, Team
 from tensorferry.scaling.tensor_parallel import split_layers
+from tensorferry.scaling.torch_compat import set_group_timeout
 from tensorferry.scaling.watch import Watch
 from tensorferry.scaling.world import World, find_world
 
@@ -84,7 +85,7 @@ def join(world: World, parallel: Parallel, end: Callable[[str], None], seconds: 
     store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
     watch = Watch(world.rank, world.size, stores.PrefixStore(of_this_round[0], store), seconds, end)
     watch.start(lambda: dist.monitored_barrier(words, timeout=to_begin))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=_LATER * seconds))
+    set_group_timeout(timedelta(seconds=_LATER * seconds))
     return TorchTeam(world, parallel, device, words, watch)
 
 

@@ -65,6 +65,8 @@ __all__ = [
     "hook_tables",
     "log_softmax_backward",
     "make_without_memory",
+    "prelu",
+    "prelu_backward",
     "saved_buffers",
     "select_conv_backend",
     "takes_gradients_early",
@@ -102,6 +104,8 @@ _IN_FUNCTIONS: dict[str, object] = {
     "_optimizer_step_pre_hooks": torch.optim.Optimizer,  # one of those that OPTIMIZER_HOOKS is the beginning of
     "_parameters": torch.nn.Module,  # by name, to put fake ones there
     "_post_accumulate_grad_hooks": torch.Tensor,  # which get a gradient in the middle of backward
+    "_prelu_kernel": torch.ops.aten,  # streamed slab by slab
+    "_prelu_kernel_backward": torch.ops.aten,
     "_scaled_dot_product_flash_attention_for_cpu": torch.ops.aten,  # its flops are not among those that torch counts
     "_scaled_dot_product_flash_attention_for_cpu_backward": torch.ops.aten,
     **dict.fromkeys(_MODULE_HOOKS, torch.nn.Module),  # a user's, which are not to run for a forecast
@@ -111,6 +115,8 @@ check_attributes("torch", IN_PLACE | _IN_FUNCTIONS)
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 log_softmax_backward: Any = torch.ops.aten._log_softmax_backward_data
+prelu: Any = torch.ops.aten._prelu_kernel
+prelu_backward: Any = torch.ops.aten._prelu_kernel_backward
 block_from_weak = torch.UntypedStorage._new_with_weak_ptr
 make_without_memory: Any = torch.Tensor._make_wrapper_subclass  # a tensor that has a shape alone
 

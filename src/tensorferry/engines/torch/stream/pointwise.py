@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tensorferry.engines.torch.compat import tree_leaves, tree_map
+from tensorferry.engines.torch.compat import prelu, prelu_backward, tree_leaves, tree_map
 from tensorferry.engines.torch.stream.registry import op_name, pointwise_rule, rule
 from tensorferry.engines.torch.stream.slabs import LAYOUTS, ROWS, Slab, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, Constant, Resident, SlabSource
@@ -191,7 +191,7 @@ def _constant(streamer: Streamer, x: StreamedTensor, value: float | None = None,
 
 @rule("_prelu_kernel")
 def _prelu(streamer: Streamer, x: torch.Tensor, weight: torch.Tensor) -> Any:
-    return _run_pointwise(streamer, aten._prelu_kernel.default, (x, weight), {})
+    return _run_pointwise(streamer, prelu.default, (x, weight), {})
 
 
 @rule("_prelu_kernel_backward")
@@ -203,7 +203,7 @@ def _prelu_backward(streamer: Streamer, grad: torch.Tensor, x: torch.Tensor, wei
 
     def part(number: int) -> StreamedTensor:
         def compute(slab: Slab) -> torch.Tensor:
-            both = aten._prelu_kernel_backward(grads.look(slab), xs.look(slab), weights.look(slab))
+            both = prelu_backward(grads.look(slab), xs.look(slab), weights.look(slab))
             return _result(both[number])
 
         return streamer.wrap(
