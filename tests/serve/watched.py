@@ -52,40 +52,45 @@ class WatchedLoop(asyncio.SelectorEventLoop):
 
 
 def serve(root: Path, client: Callable[[Server], Any], **options: Any) -> Any:
-    """What a client, in a thread of its own, makes of a server that kept nobody waiting for long meanwhile."""
-    loop = WatchedLoop()
+    """What a client, in a thread of its own, makes of a server that kept nobody waiting for long meanwhile.
 
-    async def run() -> Any:
-        server = Server(replace(ServeOptions(repository=root, http_port=0, grpc_port=0, drain_seconds=2.0), **options))
-        await server.start()
-        while not server.plane.is_ready:
-            await asyncio.sleep(0.01)
-        done: asyncio.Future[Any] = loop.create_future()
-
-        def work() -> None:
-            try:
-                outcome: Any = client(server)
-            except BaseException as error:
-                loop.call_soon_threadsafe(done.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(done.set_result, outcome)
-
-        loop.is_watching = True
-        threading.Thread(target=work, daemon=True).start()
+    Where others use the memory and its caches, a copy takes more CPU time too: what is too long must be so three times.
+    """
+    for _ in range(3):
+        loop = WatchedLoop()
         try:
-            return await done
+            outcome = loop.run_until_complete(_run(loop, root, client, options))
         finally:
-            loop.is_watching = False
-            await server.stop()
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+        # counts bound a call closer: see `check_json`
+        if loop.longest < LONGEST_SECONDS and loop.longest_call[0] < 2 * LONGEST_SECONDS:
+            return outcome
+    raise AssertionError(f"others waited for {loop.longest:.3f} s of the loop, or for {loop.longest_call} in a thread")
 
+
+async def _run(loop: WatchedLoop, root: Path, client: Callable[[Server], Any], options: dict[str, Any]) -> Any:
+    server = Server(replace(ServeOptions(repository=root, http_port=0, grpc_port=0, drain_seconds=2.0), **options))
+    await server.start()
+    while not server.plane.is_ready:
+        await asyncio.sleep(0.01)
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def work() -> None:
+        try:
+            outcome: Any = client(server)
+        except BaseException as error:
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, outcome)
+
+    loop.is_watching = True
+    threading.Thread(target=work, daemon=True).start()
     try:
-        outcome = loop.run_until_complete(run())
-        assert loop.longest < LONGEST_SECONDS
-        assert loop.longest_call[0] < 2 * LONGEST_SECONDS, loop.longest_call  # counts bound it closer: see `check_json`
-        return outcome
+        return await done
     finally:
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+        loop.is_watching = False
+        await server.stop()
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 30) -> None:
