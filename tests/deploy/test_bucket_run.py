@@ -231,7 +231,7 @@ class _Pod:
 
 
 def test_a_training_that_loses_its_pod_goes_on_from_the_bucket(server: ObjectServer, url: str, tmp_path: Path) -> None:
-    command = ["deploy", "train", "teams:Layered", "--kind", "job", "--steps", "40", "--every", "20", "--seed", "7"]
+    command = ["deploy", "train", "teams:Layered", "--kind", "job", "--steps", "400", "--every", "100", "--seed", "7"]
     place = ["--checkpoints", url.removesuffix("/pretrain"), "--credentials", "bucket", "--image", "registry.example.com/train:1"]
     assert main([*command, *place, "--to", str(tmp_path / "pretrain")]) == 0
     (job,) = [each for each in read_manifests(tmp_path / "pretrain")[0] if each.kind == "Job"]
@@ -250,8 +250,8 @@ def test_a_training_that_loses_its_pod_goes_on_from_the_bucket(server: ObjectSer
     assert "from step" in second.read_log()
     restore_run(url, tmp_path / "back")
     steps = [json.loads(line)["step"] for line in (tmp_path / "back" / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 41))
-    assert _newest(tmp_path / "back") == 40
+    assert steps == list(range(1, 401))
+    assert _newest(tmp_path / "back") == 400
 
 
 def test_what_was_written_last_is_sent_on_sigterm(server: ObjectServer, url: str, tmp_path: Path) -> None:
