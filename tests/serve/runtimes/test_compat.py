@@ -14,7 +14,7 @@ from tensorferry.serve.runtimes.table import load_runtime
 @pytest.mark.parametrize(
     ("backend", "files", "module", "name"),
     [
-        ("pytorch", ("torch", "exported_program", "program_graph", "torch_compat"), "torch._ops", "OpOverload"),
+        ("pytorch", ("torch", "exported_program", "program_calls", "program_graph", "torch_compat"), "torch._ops", "OpOverload"),
         ("tensorflow", ("tensorflow", "saved_model", "tensorflow_compat"), "tensorflow.python.framework.op_def_registry", "get"),
     ],
 )

@@ -1,17 +1,16 @@
-"""The ops that an exported program may call without trust, and those among them that torch calls without looking at shapes.
+"""The ops that an exported program may call without trust.
 
 Many ops of torch trust their caller: they read memory before it is written, or beyond its end, when shapes or indices do not
 fit. What Python functions call is checked by those functions; in a file, nothing did. So an op is allowed by name: those that
-torch.export writes for ordinary models, tried with arguments of all shapes.
+torch.export writes for ordinary models, tried with arguments of all shapes. Some of them need a look at what they are given
+each time that they are called (`program_calls`).
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.runtimes.torch_compat import OpOverload
 from tensorferry.serve.runtimes.trust import Untrusted
 
@@ -150,70 +149,3 @@ def _vet_arguments(node: Any, given: list[tuple[Any, Any]]) -> None:
             raise Untrusted(f"a number for the {argument.name} of {node.target}")
         if kind is torch.layout and value not in (None, torch.strided):
             raise Untrusted(f"a tensor that is not dense, made by {node.target}")
-
-
-def check_calls(module: torch.nn.Module) -> None:
-    """Have a program look at the shapes that it gives to ops which do not."""
-    for graph in module.modules():
-        if isinstance(graph, torch.fx.GraphModule):
-            for node in graph.graph.nodes:
-                if node.op == "call_function":
-                    node.target = _CHECKED.get(node.target, node.target)
-            graph.recompile()
-
-
-def _lstm(
-    sequence: Any, state: list[Any], weights: list[Any], has_biases: bool, num_layers: int, dropout: float, train: bool,
-    bidirectional: bool, batch_first: bool,
-) -> Any:  # fmt: skip
-    hidden, cell = state
-    num_hidden, num_cells, width = hidden.shape[-1], cell.shape[-1], sequence.shape[-1]
-    num_directions = 1 + bidirectional
-    biases = [(4 * num_cells,)] * 2 if has_biases else []
-    projection = [(num_hidden, num_cells)] if num_hidden != num_cells else []
-    needed: list[tuple[int, ...]] = []
-    for _ in range(min(num_layers, len(weights))):
-        needed += num_directions * [(4 * num_cells, width), (4 * num_cells, num_hidden), *biases, *projection]
-        width = num_directions * num_hidden
-    rows = num_directions * num_layers, sequence.shape[0 if batch_first else 1]
-    _check("lstm", [*state, *weights], [(*rows, num_hidden), (*rows, num_cells), *needed])
-    if sequence.dim() != 3 or any(each.dtype != sequence.dtype for each in (*state, *weights)):
-        raise InvalidRequest("the program calls lstm with tensors of different types")
-    return _aten.lstm.input(sequence, state, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-
-
-def _attend(query: Any, key: Any, value: Any, *options: Any, **more: Any) -> Any:
-    _check("scaled_dot_product_attention", [key[..., 0]], [value.shape[:-1]])
-    return _aten.scaled_dot_product_attention.default(query, key, value, *options, **more)
-
-
-def _normalize(batch: Any, weight: Any, bias: Any, mean: Any, variance: Any, *options: Any) -> Any:
-    given = [each for each in (weight, bias, mean, variance) if each is not None]
-    _check("batch_norm", given, [(batch.shape[1],)] * len(given))
-    return _aten._native_batch_norm_legit_no_training.default(batch, weight, bias, mean, variance, *options)
-
-
-def _look_up(operator: OpOverload) -> Callable[..., Any]:
-    def call(weight: Any, indices: Any, offsets: Any, *options: Any) -> Any:
-        if bool((offsets < 0).any()) or bool((offsets.diff() < 0).any()):
-            raise InvalidRequest("the program calls embedding_bag with offsets that do not rise from zero up")
-        found, *_ = operator(weight, indices, offsets, *options)
-        return found, *[offsets.new_zeros(0)] * 3  # what else it gives is for training, and not always written
-
-    return call
-
-
-def _check(name: str, tensors: list[Any], shapes: list[tuple[int, ...]]) -> None:
-    given = [tuple(tensor.shape) for tensor in tensors]
-    if given != [tuple(shape) for shape in shapes]:
-        raise InvalidRequest(f"the program calls {name} with tensors whose shapes do not fit each other: {given}"[:500])
-
-
-_CHECKED: dict[Any, Callable[..., Any]] = {
-    _aten.lstm.input: _lstm,
-    _aten.scaled_dot_product_attention.default: _attend,
-    _aten._native_batch_norm_legit_no_training.default: _normalize,
-    _aten.embedding_bag.padding_idx: _look_up(_aten.embedding_bag.padding_idx),
-    _aten.embedding_bag.default: _look_up(_aten.embedding_bag.default),
-    _aten._embedding_bag.default: _look_up(_aten._embedding_bag.default),
-}

@@ -12,7 +12,7 @@ from tensorferry.errors import BadModel
 from tensorferry.serve.core.faults import InvalidRequest, ModelFault
 from tensorferry.serve.core.tensors import DTYPES, Array
 from tensorferry.serve.runtimes.exported_program import load_program
-from tensorferry.serve.runtimes.program_graph import check_calls
+from tensorferry.serve.runtimes.program_calls import check_calls
 from tensorferry.serve.runtimes.runtime import LoadOptions, Signature, TensorSignature, in_one_line
 
 _DATATYPES = {
