@@ -10,6 +10,7 @@ from wire import pack
 from tensorferry.errors import FerryError
 from tensorferry.serve.core.faults import InvalidRequest, MemoryFull, ModelFault, NotFound, RequestFault, TooLarge
 from tensorferry.serve.core.memory import Charge, MemoryBudget
+from tensorferry.serve.core.received import Received
 from tensorferry.serve.grpc.messages import MessageReader, Status, quote_text, read_timeout, status_of, write_message
 
 
@@ -28,6 +29,33 @@ def test_messages_come_out_as_they_went_in_however_they_are_cut(messages: list[b
         taken.append(message)
     assert taken == messages
     assert (reader.num_unread, reader.num_missing, reader.num_taken) == (0, 0, len(messages))
+
+
+@given(messages=st.lists(st.binary(max_size=200), max_size=8), cuts=st.lists(st.integers(1, 90), min_size=1, max_size=30))
+def test_large_messages_come_out_in_pieces_and_are_the_same(messages: list[bytes], cuts: list[int]) -> None:
+    """What is large is put together in a thread; here everything beyond 16 bytes is."""
+    data = b"".join(map(write_message, messages))
+    reader, taken, at, turn = MessageReader("", 200, Charge(MemoryBudget(10_000))), [], 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorferry.serve.grpc.messages.INLINE_RAW_NBYTES", 16)
+        while at < len(data):
+            part = data[at : at + cuts[turn % len(cuts)]]
+            reader.append(part)
+            at, turn = at + len(part), turn + 1
+            while turn % 3 and (message := reader.take()) is not None:
+                taken.append(message)
+        while (message := reader.take()) is not None:
+            taken.append(message)
+    assert [message.finish() if isinstance(message, Received) else message for message in taken] == messages
+    assert reader.charge.nbytes == 0
+
+
+def test_a_message_of_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    reader = MessageReader("", 2**20, Charge(MemoryBudget(0)))
+    for byte in write_message(bytes(100_000)):
+        reader.append(bytes([byte]))
+    assert len(reader.parts) < 10
+    assert reader.take() == bytes(100_000)
 
 
 def test_what_is_missing_is_known_as_soon_as_the_length_is() -> None:

@@ -1,9 +1,12 @@
 """Bodies and messages that travel compressed."""
 
 import zlib
+from collections import deque
+from collections.abc import Iterable
 
 from tensorferry.serve.core.faults import InvalidRequest, TooLarge
 from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.received import Piece
 
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_NBYTES = 2**20  # unpacked at a time, and charged before the next
@@ -12,14 +15,15 @@ _STEP_NBYTES = 2**20  # unpacked at a time, and charged before the next
 class Unpacker:
     """Unpacks one body step by step, so that a few bytes that unpack to many cost no more than the server has to give."""
 
-    def __init__(self, body: bytes, encoding: str, max_nbytes: int, charge: Charge) -> None:
+    def __init__(self, pieces: Iterable[Piece], encoding: str, max_nbytes: int, charge: Charge) -> None:
         if encoding not in _WINDOWS:
             raise InvalidRequest(f"the content encoding {encoding!r} is unknown; known are gzip and deflate")
         self.encoding = encoding
         self.max_nbytes = max_nbytes
         self.charge = charge
         self.unpacker = zlib.decompressobj(_WINDOWS[encoding])
-        self.packed = body
+        self.pieces = deque(pieces)
+        self.packed: Piece = b""
         self.parts: list[bytes] = []
         self.num_nbytes = 0
 
@@ -47,6 +51,8 @@ class Unpacker:
 
     def _step(self, nbytes: int) -> bool:
         """Unpack some more; whether anything came of it, or still may."""
+        if not self.packed and self.pieces:
+            self.packed = self.pieces.popleft()
         try:
             part = self.unpacker.decompress(self.packed, nbytes)
         except zlib.error as error:
@@ -57,7 +63,7 @@ class Unpacker:
             raise TooLarge(f"the body unpacks to more than the {self.max_nbytes} bytes that this server takes")
         self.charge.add(len(part))
         self.parts.append(part)
-        return bool(part) or bool(self.packed)
+        return bool(part) or bool(self.packed) or bool(self.pieces)
 
 
 def compress(chunks: list[bytes], encoding: str) -> list[bytes]:

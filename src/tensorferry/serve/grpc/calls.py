@@ -14,6 +14,7 @@ from tensorferry.serve.core.faults import (
 )
 from tensorferry.serve.core.limits import INLINE_NBYTES
 from tensorferry.serve.core.memory import SMALL_NBYTES
+from tensorferry.serve.core.received import Received
 from tensorferry.serve.grpc.headers import CallHeaders, Field
 from tensorferry.serve.grpc.messages import (
     HEAD_BLOCK,
@@ -112,9 +113,9 @@ class Call:
         "has_ended",
         "has_sent",
         "headers",
+        "is_completing",
         "is_over",
         "is_pumping",
-        "is_unpacking",
         "listener",
         "reader",
         "stream",
@@ -133,7 +134,7 @@ class Call:
         self.has_sent = False
         self.has_ended = False
         self.is_pumping = False
-        self.is_unpacking = False
+        self.is_completing = False
         self.is_over = False
 
     def start(self, listener: Listener) -> None:
@@ -161,13 +162,13 @@ class Call:
         """Give the listener what has come, as far as it wants it."""
         listener, reader = self.listener, self.reader
         # an answer that is sent at once may lead here from within
-        if listener is None or self.is_pumping or self.is_unpacking:
+        if listener is None or self.is_pumping or self.is_completing:
             return
         self.is_pumping = True
         try:
             while not self.is_over and listener.wants_more and (message := reader.take()) is not None:
                 self._release(listener)
-                whole = message if isinstance(message, bytes) else self._unpack(message)
+                whole = message if isinstance(message, bytes) else self._complete(message)
                 if whole is None:
                     return
                 listener.take(whole)
@@ -181,22 +182,21 @@ class Call:
         finally:
             self.is_pumping = False
 
-    def _unpack(self, unpacker: Unpacker) -> bytes | None:
-        """A message that unpacks to little; for others None, and they go on when a thread has done it."""
-        message = unpacker.start(INLINE_NBYTES)
-        if message is not None:
-            return message
-        self.is_unpacking = True
-        self.work = asyncio.get_running_loop().create_task(self._take_unpacked(unpacker))
-        return None
+    def _complete(self, message: Received | Unpacker) -> bytes | None:
+        """A message that unpacks to little; for others None, and they go on when a thread has made them one piece."""
+        whole = message.start(INLINE_NBYTES) if isinstance(message, Unpacker) else None
+        if whole is None:
+            self.is_completing = True
+            self.work = asyncio.get_running_loop().create_task(self._take_completed(message))
+        return whole
 
-    async def _take_unpacked(self, unpacker: Unpacker) -> None:
+    async def _take_completed(self, message: Received | Unpacker) -> None:
         try:
-            message = await asyncio.to_thread(unpacker.finish)
+            whole = await asyncio.to_thread(message.finish)
             self.work = None  # it is this task, which ends by itself
-            self.is_unpacking = False
+            self.is_completing = False
             if self.listener is not None:
-                self.listener.take(message)
+                self.listener.take(whole)
             self.resume()
         except Exception as error:
             self.work = None

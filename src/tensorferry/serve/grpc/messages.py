@@ -2,6 +2,8 @@
 
 import re
 import struct
+from collections import deque
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 from urllib.parse import quote
@@ -21,14 +23,15 @@ from tensorferry.serve.core.faults import (
     Unavailable,
     Unsupported,
 )
+from tensorferry.serve.core.limits import INLINE_RAW_NBYTES
 from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.received import Piece, Received, add_piece
 from tensorferry.serve.grpc.headers import Field, write_block, write_first_block
 
 ENCODINGS = ("identity", "deflate", "gzip")
 _PREFIX = struct.Struct(">BI")  # whether compressed, length
 _PREFIX_NBYTES = _PREFIX.size
 _MAX_TEXT_NBYTES = 4096  # clients take 8 KiB of headers
-_SMALL_NBYTES = 4096  # parts below it are put together as they come: each by itself would cost more than its bytes
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # with letters and digits, what a status text may hold as it is
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -134,7 +137,7 @@ class MessageReader:
         self.max_nbytes = max_nbytes
         self.data = b""
         self.at = 0
-        self.parts: list[bytes | bytearray] = []
+        self.parts: deque[Piece] = deque()  # behind `data`
         self.num_unread = 0
         self.num_needed = _PREFIX_NBYTES
         self.num_taken = 0
@@ -147,49 +150,55 @@ class MessageReader:
     def append(self, data: bytes) -> None:
         """More bytes."""
         if self.num_unread:
-            if len(data) >= _SMALL_NBYTES or not self.parts:
-                self.parts.append(data)
-            elif isinstance(self.parts[-1], bytearray):
-                self.parts[-1] += data
-            else:
-                self.parts.append(bytearray(data))
+            add_piece(self.parts, data)
         else:
             self.data, self.at = data, 0
         self.num_unread += len(data)
 
-    def take(self) -> bytes | Unpacker | None:
-        """The next message, if it is whole, or what unpacks it; raises TooLarge before its bytes are here."""
+    def take(self) -> bytes | Received | Unpacker | None:
+        """The next message, if it is whole; a large one in pieces, a packed one as what unpacks it.
+
+        Raises TooLarge before the bytes of a message that is too large are here.
+        """
         if self.num_unread < self.num_needed:
             return None
-        self._gather()
+        while len(self.data) - self.at < _PREFIX_NBYTES:
+            self.data, self.at = self.data[self.at :] + self.parts.popleft(), 0
         is_packed, length = _PREFIX.unpack_from(self.data, self.at)
         if length > self.max_nbytes:
             raise TooLarge(f"a message of {length} bytes, the most this server takes is {self.max_nbytes}")
         self.num_needed = _PREFIX_NBYTES + length
         if self.num_unread < self.num_needed:
             return None
-        self._gather()
-        start, self.at = self.at + _PREFIX_NBYTES, self.at + self.num_needed
-        message = self.data[start : self.at]
+        message = self._cut(length)
         self.num_unread -= self.num_needed
         self.num_needed = _PREFIX_NBYTES
         self.num_taken += 1
         if not self.num_unread:
-            self.data = b""  # the message is a copy; both would double what a large request holds
-        return self._unpack(message, is_packed) if is_packed else message
+            self.data, self.at = b"", 0  # the message is a copy; both would double what a large request holds
+        if is_packed:
+            return self._unpack([message] if isinstance(message, bytes) else message.pieces, is_packed)
+        return message if isinstance(message, bytes) or message.nbytes > INLINE_RAW_NBYTES else message.join()
 
-    def _gather(self) -> None:
-        """Make what is needed one piece."""
-        if len(self.data) - self.at < self.num_needed:
-            self.data = b"".join([self.data[self.at :], *self.parts])
-            self.at = 0
-            self.parts.clear()
+    def _cut(self, nbytes: int) -> bytes | Received:
+        """So many bytes behind the prefix, all of which are here."""
+        begin = self.at + _PREFIX_NBYTES
+        self.at = begin + nbytes
+        if self.at <= len(self.data):
+            return self.data[begin : self.at]
+        found = Received(self.charge)
+        found.append(self.data[begin:])
+        while (missing := nbytes - found.nbytes) > 0:
+            self.data = bytes(self.parts.popleft())
+            self.at = min(missing, len(self.data))
+            found.append(self.data[: self.at])
+        return found
 
-    def _unpack(self, message: bytes, flag: int) -> Unpacker:
+    def _unpack(self, pieces: Iterable[Piece], flag: int) -> Unpacker:
         if flag != 1:
             raise InvalidRequest(f"a message with the compression flag {flag}, which is neither 0 nor 1")
         if self.encoding in ("", "identity"):
             raise InvalidRequest("a compressed message without a grpc-encoding")
         if self.encoding not in ENCODINGS:
             raise Unsupported(f"the grpc-encoding {self.encoding[:20]!r} is unknown; known are {', '.join(ENCODINGS)}")
-        return Unpacker(message, self.encoding, self.max_nbytes, self.charge)
+        return Unpacker(pieces, self.encoding, self.max_nbytes, self.charge)

@@ -80,7 +80,7 @@ def list_models(plane: DataPlane, request: HttpRequest, _: Charge, __: Names) ->
 
 async def load(plane: DataPlane, request: HttpRequest, charge: Charge, names: Names) -> Reply:
     """Load a model, with the configuration and the files that come with the request."""
-    config, files = await asyncio.to_thread(read_load, request.body, charge)
+    config, files = await asyncio.to_thread(lambda: read_load(request.take_body(), charge))
     await plane.load(names["model"], config, files)
     return 200, None
 

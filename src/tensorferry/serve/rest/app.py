@@ -120,10 +120,11 @@ class RestApp:
     # ---- inference ---------------------------------------------------------------------------------------------------
 
     def _infer(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> None:
-        if b"content-encoding" in request.headers or len(request.body) > INLINE_NBYTES:
+        if b"content-encoding" in request.headers or request.body_nbytes > INLINE_NBYTES:
             self.plane.find(name, version)  # before much is unpacked or read for a model that is not there
             unpacker = self._start_unpacking(request, exchange)
-            if unpacker is not None or not is_quick_to_read(request.body, request.header(b"inference-header-content-length")):
+            header_length = request.header(b"inference-header-content-length")
+            if unpacker is not None or request.received is not None or not is_quick_to_read(request.body, header_length):
                 self._spawn(self._infer_large(request, exchange, name, version, unpacker), exchange)
                 return
         found = self._read(request, exchange, name, version)
@@ -137,7 +138,9 @@ class RestApp:
         encoding = request.header(b"content-encoding").lower()
         if encoding in ("", "identity"):
             return None
-        unpacker = Unpacker(request.body, encoding, self.max_body_nbytes, exchange.charge)
+        pieces = [request.body] if request.received is None else request.received.pieces
+        unpacker = Unpacker(pieces, encoding, self.max_body_nbytes, exchange.charge)
+        request.received = None
         request.body = unpacker.start(INLINE_NBYTES) or b""
         return None if unpacker.is_done else unpacker
 
@@ -170,7 +173,7 @@ class RestApp:
         self, request: HttpRequest, exchange: Exchange, name: str, version: str
     ) -> tuple[InferRequest, OutputForms] | Arrived:
         """The request of a body; one whose tensors in shared memory take long to read comes without them."""
-        body, request.body = request.body, b""  # what is needed of it lives on in the arrays
+        body = request.take_body()
         header_length = request.header(b"inference-header-content-length")
         if header_length == "0":
             return read_raw_request(name, version, body, self.plane.find(name, version).spec, exchange.charge)
@@ -238,8 +241,7 @@ class RestApp:
         unpacker = self._start_unpacking(request, exchange)
 
         def read() -> InferRequest:
-            body = request.body if unpacker is None else unpacker.finish()
-            request.body = b""
+            body = request.take_body() if unpacker is None else unpacker.finish()
             wanted = read_generate(name, version, body, spec, exchange.charge)
             wanted.trace = read_trace(request.header(b"traceparent"))
             return wanted
@@ -249,7 +251,7 @@ class RestApp:
             if not exchange.is_over:
                 kind(self.plane, wanted, exchange)
 
-        if unpacker is None and len(request.body) <= INLINE_NBYTES:
+        if unpacker is None and request.body_nbytes <= INLINE_NBYTES:
             kind(self.plane, read(), exchange)
         else:
             self._spawn(read_and_start(), exchange)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tensorferry.serve.core.memory import Charge
+from tensorferry.serve.core.received import Received
 from tensorferry.serve.core.requests import Ticket
 
 _SCHEMES = ("http://", "https://")
@@ -13,14 +14,29 @@ _SCHEMES = ("http://", "https://")
 
 @dataclass(slots=True)
 class HttpRequest:
-    """A request that has arrived whole. Header names are lower case."""
+    """A request that has arrived whole. Header names are lower case.
+
+    A large body stays in the pieces that it came in until `take_body` is asked for it, in a thread.
+    """
 
     method: str = ""
     path: str = ""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
+    received: Received | None = None  # a large body
     keeps_alive: bool = True
     takes_chunks: bool = True  # which came with HTTP/1.1
+
+    @property
+    def body_nbytes(self) -> int:
+        """How large the body is."""
+        return len(self.body) if self.received is None else self.received.nbytes
+
+    def take_body(self) -> bytes:
+        """The body, which is then no longer held here: what is needed of it lives on in arrays."""
+        received, self.received = self.received, None
+        body, self.body = self.body, b""
+        return body if received is None else received.finish()
 
     def header(self, name: bytes) -> str:
         """A header's text, empty where it was not sent."""

@@ -18,12 +18,12 @@ from typing import Any
 import httptools
 
 from tensorferry.serve.core.faults import MemoryFull, RequestFault
-from tensorferry.serve.core.limits import LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
+from tensorferry.serve.core.limits import INLINE_RAW_NBYTES, LINGER_SECONDS, MAX_HEADER_NBYTES, MAX_NUM_HEADERS, HttpLimits
 from tensorferry.serve.core.memory import CONNECTION_NBYTES, Charge, MemoryBudget
+from tensorferry.serve.core.received import Received
 from tensorferry.serve.rest.exchange import Exchange, HttpApp, HttpRequest, KnownHead, Written, strip_authority
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
-_SMALL_NBYTES = 4096  # parts of a body below it are put together as they come: each by itself would cost more than its bytes
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _HEAD_END = b"\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -253,12 +253,7 @@ class HttpConnection(asyncio.Protocol):
             except MemoryFull as fault:
                 self._end_with(*self.app.explain(fault))
                 return
-        if len(body) >= _SMALL_NBYTES or not self.body:
-            self.body.append(body)
-        elif isinstance(self.body[-1], bytearray):
-            self.body[-1] += body
-        else:
-            self.body.append(bytearray(body))
+        self.body.append(body)
 
     def on_message_complete(self) -> None:
         """A whole request."""
@@ -266,7 +261,10 @@ class HttpConnection(asyncio.Protocol):
         if self.is_refused or self.refusal is not None or self.is_upgrade:
             return
         request = self.request
-        request.body = bytes(self.body[0]) if len(self.body) == 1 else b"".join(self.body)
+        if self.body.nbytes > INLINE_RAW_NBYTES:
+            request.received = self.body
+        elif self.body.nbytes:
+            request.body = self.body.join()
         request.keeps_alive = self.parser.should_keep_alive()
         if not self.waiting:
             self._remember(request)
@@ -399,7 +397,7 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self) -> None:
         self.request = HttpRequest()
         self.url = b""
-        self.body: list[bytes | bytearray] = []
+        self.body = Received(self.charge)
         self.max_body_nbytes = self.limits.max_body_nbytes
         self.num_body_nbytes: int = 0
         self.num_promised = 0
@@ -422,7 +420,7 @@ class HttpConnection(asyncio.Protocol):
         """Send a last answer, behind those that are owed before it."""
         if self.is_refused:
             return
-        self.body = []
+        self.body = Received(self.charge)
         self.unparsed = b""
         if self.exchange is not None or self.waiting:
             self.refusal = status, headers, body
