@@ -41,11 +41,15 @@ class LiveStorages(TorchDispatchMode):
         self._storages: dict[int, StorageWeakRef] = {}
         self.peak_nbytes = 0
 
-    def watch(self, blocks: Iterable[torch.UntypedStorage]) -> None:
+    def watch(self, blocks: Iterable[torch.UntypedStorage], has_grown: bool = False) -> None:
+        """Counts anew where a storage is new or has grown: otherwise there can only be fewer bytes than before."""
         for block in blocks:
-            if block._cdata not in self._storages and block.device.type == "cpu":
+            known = self._storages.get(block._cdata)
+            if block.device.type == "cpu" and (known is None or known.expired()):
                 self._storages[block._cdata] = StorageWeakRef(block)
-        self.peak_nbytes = max(self.peak_nbytes, self.nbytes())
+                has_grown = True
+        if has_grown:
+            self.peak_nbytes = max(self.peak_nbytes, self.nbytes())
 
     def nbytes(self) -> int:
         total = 0
@@ -175,7 +179,7 @@ class AdversaryIn(CopyIn):
         self._device = device
         self._slot = slot
         self._block: torch.UntypedStorage | None = torch.UntypedStorage(slot.nbytes) if into is None else into
-        device.live.watch([self._block])
+        device.live.watch([self._block], has_grown=True)
         block_bytes(self._block)[:] = bytes([NAN_BYTE]) * slot.nbytes
         self._ended = False
 

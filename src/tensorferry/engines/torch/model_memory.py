@@ -4,6 +4,7 @@ import gc
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,14 +33,13 @@ def find_model_memory(model: torch.nn.Module) -> ModelMemory:
     owned = {id(p) for p in model.parameters()}
     optimizers: list[torch.optim.Optimizer] = []
     blocks: Blocks = {}
-    for thing in gc.get_objects():
-        kind = type(thing)  # isinstance would wake lazy proxies up
-        if issubclass(kind, torch.Tensor):
+    for thing in _find_alive(torch.Tensor, torch.optim.Optimizer):
+        if issubclass(type(thing), torch.Tensor):
             if thing.layout is torch.strided and thing.device.type == "cpu":
                 with suppress(NotImplementedError, RuntimeError):  # wrappers, such as what a user has kept of torch.func.vmap
                     block = thing.untyped_storage()
                     blocks[block._cdata] = weakref.ref(block)
-        elif issubclass(kind, torch.optim.Optimizer) and _trains(thing, owned):
+        elif _trains(thing, owned):
             optimizers.append(thing)
             trained = [state for parameter, state in thing.state.items() if id(parameter) in owned]
             tensors += [value for state in trained for value in state.values() if isinstance(value, torch.Tensor)]
@@ -51,7 +51,14 @@ def find_model_memory(model: torch.nn.Module) -> ModelMemory:
 def find_optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """The optimizers alive that train parameters of the model."""
     owned = {id(p) for p in model.parameters()}
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer) and _trains(thing, owned)]
+    return [optimizer for optimizer in _find_alive(torch.optim.Optimizer) if _trains(optimizer, owned)]
+
+
+def _find_alive(*kinds: type) -> list[Any]:
+    """The objects of these kinds, among the hundreds of thousands that Python's collector knows."""
+    things = gc.get_objects()
+    wanted = {kind for kind in set(map(type, things)) if issubclass(kind, kinds)}  # isinstance would wake lazy proxies up
+    return [thing for thing in things if type(thing) in wanted]
 
 
 def _trains(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
