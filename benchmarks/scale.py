@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py                          all of it, half an hour on two cores
     python benchmarks/scale.py --parts kills --kills 5
-    python benchmarks/scale.py --save
+    python benchmarks/scale.py --parts scaling --models bert --save      other parts and models stay as they were saved
 
 Weak scaling: two processes with a thread and a batch each, gradients averaged by DDP, beside one process with a thread and a
 batch; in turns. "Two that do not talk" are the same two processes without DDP: what the machine itself takes for running two.
@@ -27,6 +27,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,7 +37,7 @@ from typing import Any
 
 from rich.console import Console
 
-from results import FigureTable, format_ratios, parse_options, save_result
+from results import RESULTS, BenchmarkResult, FigureTable, format_ratios, parse_options, save_result
 from tensorferry.engines.resident import ResidentMeter
 from tensorferry.scaling.launch import launch
 from tensorferry.scaling.world import Cluster, find_world
@@ -44,19 +45,10 @@ from tensorferry.units import format_bytes
 
 PARTS = ("scaling", "shards", "kills", "saves")
 TARGET_EFFICIENCY, TARGET_SHARE, TARGET_LOST = 0.92, 0.55, 0.05
-_NUM_WARM, _NUM_STEPS = 2, 6
+_NUM_WARM = 2
 _RECIPE, _NUM_RUN_STEPS, _EVERY = "bert-pretrain", 200, 20
+Measured = dict[str, dict[str, Any]]  # by model or recipe
 _IN_THE_PIPE_SECONDS = 0.3  # what was told before the kill may be read after it
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Efficiencies of two processes beside one, turn for turn: seconds of a step of one over those of two."""
-
-    model: str
-    seconds: float  # of a step of one process
-    apart: list[float]
-    together: list[float]
 
 
 @dataclass(frozen=True)
@@ -74,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"comma separated: {', '.join(PARTS)}")
     parser.add_argument("--models", default="resnet50,bert", help="comma separated")
+    parser.add_argument("--steps", type=int, default=6, help="how many to time, after two that are not")
     parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
     parser.add_argument("--kills", type=int, default=20, help="how many runs to disturb")
     parser.add_argument("--parallel", default="data", help="how runs that are disturbed are split: data, fsdp or tensor=2")
@@ -81,34 +74,56 @@ def main(argv: list[str] | None = None) -> int:
     options = parse_options(parser, __file__, argv)
     os.environ["OMP_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else 120)
-    tables, figures, is_met = [], {}, True
+    figures, is_met = _read_saved(options.save), True
     for part in options.parts.split(","):
-        table, found, is_good = _MEASURE[part](options)
+        raw = _MEASURE[part](options)
+        how = {"command": options.command, "date": datetime.now(UTC).date().isoformat()}
+        found = {key: how | values for key, values in raw.items()}
+        table, is_good = _TABLES[part](found)
         console.print(table)
-        tables.append(table)
-        figures[part] = found
+        figures[part] = figures.get(part, {}) | found
         is_met = is_met and is_good
-    save_result(options, "scale", tables, figures, ["torch"])
+        tables = [_TABLES[each](figures[each])[0] for each in PARTS if each in figures]
+        save_result(options, "scale", tables, figures, ["torch"], _tell_commands(figures))
     return 0 if is_met else 1
 
 
-def measure_scaling(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def _read_saved(save: Path | None) -> dict[str, Any]:
+    """Figures of earlier commands, which stay: all of it takes half an hour in which nobody else computes."""
+    path = None if save is None else RESULTS / "scale.json" if save == Path() else save
+    return dict(BenchmarkResult.read(path).figures) if path is not None and path.exists() else {}
+
+
+def _tell_commands(figures: dict[str, Any]) -> list[str]:
+    told = {(each["date"], each["command"]) for part in figures.values() for each in part.values()}
+    return [f"Measured on {date}: `{command}`." for date, command in sorted(told)]
+
+
+def measure_scaling(options: argparse.Namespace) -> Measured:
     """One process, two apart and two together, in turns."""
-    found = []
+    found = {}
     for name in options.models.split(","):
-        turns = [[_run(time_steps, count, name, way) for count, way in _WAYS] for _ in range(options.turns)]
+        turns = [[_run(time_steps, count, name, way, options.steps) for count, way in _WAYS] for _ in range(options.turns)]
         apart, together = ([one / turn[place] for turn in turns for one in turn[:1]] for place in (1, 2))
-        found.append(Scaling(name, median(turn[0] for turn in turns), apart, together))
-    rows = [[each.model, f"{each.seconds:.2f} s", format_ratios(each.apart), format_ratios(each.together)] for each in found]
+        found[name] = {"seconds": median(turn[0] for turn in turns), "apart": apart, "together": together}
+    return found
+
+
+def table_scaling(found: Measured) -> tuple[FigureTable, bool]:
+    """The speed of each of two processes."""
+    rows = [
+        [name, f"{each['seconds']:.2f} s", format_ratios(each["apart"]), format_ratios(each["together"])]
+        for name, each in found.items()
+    ]
     columns = ["model", "step of one", "two that do not talk", "two with DDP"]
-    is_met = all(median(each.together) >= TARGET_EFFICIENCY for each in found)
-    return FigureTable("weak scaling: the speed of each of two processes over that of one", columns, rows), _raw(found), is_met
+    is_met = all(median(each["together"]) >= TARGET_EFFICIENCY for each in found.values())
+    return FigureTable("weak scaling: the speed of each of two processes over that of one", columns, rows), is_met
 
 
 _WAYS = ((1, ""), (2, ""), (2, "data"))
 
 
-def time_steps(name: str, way: str) -> float:
+def time_steps(name: str, way: str, num_steps: int) -> float:
     """Seconds of a step in this process."""
     import torch
 
@@ -121,7 +136,7 @@ def time_steps(name: str, way: str) -> float:
     with ferry.scale(model, parallel="data") as scaled:  # all meet, so that they run at the same time
         called = scaled if way else model
         optimizer = torch.optim.SGD(called.parameters(), lr=0.01, momentum=0.9)
-        for _ in range(_NUM_WARM + _NUM_STEPS):
+        for _ in range(_NUM_WARM + num_steps):
             begin = perf_counter()
             compute(called).backward()
             optimizer.step()
@@ -140,13 +155,22 @@ def _make_model(name: str) -> tuple[Any, Callable[[Any], Any]]:
     return bert.bert_base(), lambda model: bert.compute_loss(model, *texts)
 
 
-def measure_shards(_: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def measure_shards(_: argparse.Namespace) -> Measured:
     """What weights and state hold in one process, and in each of two."""
     whole, half = (_run(hold_state, count) for count in (1, 2))
-    row = ["BERT base, AdamW", format_bytes(whole), format_bytes(half), f"{half / whole:.2f}x"]
+    return {"BERT base, AdamW": {"whole_nbytes": whole, "half_nbytes": half}}
+
+
+def table_shards(found: Measured) -> tuple[FigureTable, bool]:
+    """One process beside each of two."""
+    shares = {name: each["half_nbytes"] / each["whole_nbytes"] for name, each in found.items()}
+    rows = [
+        [name, format_bytes(each["whole_nbytes"]), format_bytes(each["half_nbytes"]), f"{shares[name]:.2f}x"]
+        for name, each in found.items()
+    ]
     columns = ["model", "one process", "each of two", "share"]
-    figures = {"whole_nbytes": whole, "half_nbytes": half}
-    return FigureTable("resident weights and optimizer state with fsdp", columns, [row]), figures, half / whole <= TARGET_SHARE
+    is_met = max(shares.values()) <= TARGET_SHARE
+    return FigureTable("resident weights and optimizer state with fsdp", columns, rows), is_met
 
 
 def hold_state() -> int:
@@ -183,7 +207,7 @@ def _run(work: Callable[..., Any], num_workers: int, *args: Any) -> Any:
         return max(launch(work, args, Cluster(num_workers), 0, Path(folder, "verdict")).values())
 
 
-def measure_kills(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def measure_kills(options: argparse.Namespace) -> Measured:
     """Runs that are disturbed, and one that is not."""
     moments = random.Random(options.seed)
     kills: list[Kill] = []
@@ -198,16 +222,20 @@ def measure_kills(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
             if kill is not None:
                 kills.append(Kill(*kill, _losses(run) == expected))
             shutil.rmtree(run)  # also where it was over before the moment came: that one does not count
-    num_equal = sum(kill.is_equal for kill in kills)
-    back = median(kill.seconds_to_next for kill in kills)
+    return {f"{_RECIPE}, {_NUM_RUN_STEPS} steps, {options.parallel}": {"kills": [asdict(kill) for kill in kills]}}
+
+
+def table_kills(found: Measured) -> tuple[FigureTable, bool]:
+    """How many came back, and how soon."""
+    rows, is_met = [], True
+    for name, each in found.items():
+        kills = [Kill(**kill) for kill in each["kills"]]
+        num_equal = sum(kill.is_equal for kill in kills)
+        back = median(kill.seconds_to_next for kill in kills)
+        rows.append([name, f"{len(kills)}", f"{num_equal} of {len(kills)}", f"{back:.1f} s"])
+        is_met = is_met and num_equal == len(kills)
     columns = ["recipe", "killed", "recovered and equal", "until the next step, median"]
-    row = [
-        f"{_RECIPE}, {_NUM_RUN_STEPS} steps, {options.parallel}",
-        f"{len(kills)}",
-        f"{num_equal} of {len(kills)}",
-        f"{back:.1f} s",
-    ]
-    return FigureTable("one of two processes killed at a random moment", columns, [row]), _raw(kills), num_equal == len(kills)
+    return FigureTable("one of two processes killed at a random moment", columns, rows), is_met
 
 
 def train_in_two(run: Path, moment: float | None, parallel: str) -> tuple[float, int, float] | None:
@@ -253,16 +281,24 @@ def _kill_one(parent: "subprocess.Popen[str]") -> float:
     return 0.0
 
 
-def measure_saves(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def measure_saves(options: argparse.Namespace) -> Measured:
     """Steps without a save, with one that they wait for, and with one that is written while they go on; in turns."""
-    turns = [[_run(time_saves, 1, way) for way in ("none", "waits", "goes on")] for _ in range(options.turns)]
-    waits, goes_on = (median(turn[place] - turn[0] for turn in turns) for place in (1, 2))
-    row = ["BERT base, AdamW", f"{waits:.2f} s", f"{goes_on:.2f} s", f"{goes_on / waits:.2f}x"]
+    turns = [[_run(time_saves, 1, way, options.steps) for way in ("none", "waits", "goes on")] for _ in range(options.turns)]
+    return {"BERT base, AdamW": {"turns": turns}}
+
+
+def table_saves(found: Measured) -> tuple[FigureTable, bool]:
+    """What either way of saving takes from training."""
+    rows, is_met = [], True
+    for name, each in found.items():
+        waits, goes_on = (median(turn[place] - turn[0] for turn in each["turns"]) for place in (1, 2))
+        rows.append([name, f"{waits:.2f} s", f"{goes_on:.2f} s", f"{goes_on / waits:.2f}x"])
+        is_met = is_met and goes_on / waits <= TARGET_LOST
     columns = ["model", "lost to a save that steps wait for", "to one written meanwhile", "share"]
-    return FigureTable("training time lost to a checkpoint", columns, [row]), {"turns": turns}, goes_on / waits <= TARGET_LOST
+    return FigureTable("training time lost to a checkpoint", columns, rows), is_met
 
 
-def time_saves(way: str) -> float:
+def time_saves(way: str, num_steps: int) -> float:
     """Seconds of some steps that may begin with a checkpoint; what is still written when they end is not waited for."""
     import torch
 
@@ -292,7 +328,7 @@ def time_saves(way: str) -> float:
             write()
         elif way == "goes on":
             saver.start(write)
-        for _ in range(_NUM_STEPS):
+        for _ in range(num_steps):
             step()
         return perf_counter() - begin
 
@@ -302,10 +338,7 @@ def _losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def _raw(values: list[Any]) -> list[dict[str, Any]]:
-    return [asdict(value) for value in values]
-
-
+_TABLES = {"scaling": table_scaling, "shards": table_shards, "kills": table_kills, "saves": table_saves}
 _MEASURE = {"scaling": measure_scaling, "shards": measure_shards, "kills": measure_kills, "saves": measure_saves}
 
 

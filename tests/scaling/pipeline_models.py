@@ -121,7 +121,9 @@ def find_in_ranks(cases: list[tuple[str, str, Pipelining]], folder: Path) -> dic
         optimizer.load_state_dict(files.read_optimizer(optimizer, model))
         again = folder / f"{number}-again"
         again.mkdir(exist_ok=True)
-        torch.save(take_part(model, optimizer, ways.locate(world.rank), pipeline.copies), again / name_file(world.rank, world.size))
+        torch.save(
+            take_part(model, optimizer, ways.locate(world.rank), pipeline.copies), again / name_file(world.rank, world.size)
+        )
         team.gather(None)
     try:
         with ferry.scale(nn.Linear(2, 2), parallel="pipeline=2" if world.size == 2 else "data=2,pipeline=2"):

@@ -1,6 +1,6 @@
 """How a training is split over ranks: `data`, `fsdp`, `tensor`, `pipeline`, or products of them as `data=2,fsdp=4`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tensorferry.errors import BadOption
 from tensorferry.messages import did_you_mean
@@ -88,7 +88,7 @@ class Split:
 
     parallel: str = "data"
     sync_norm: bool = False  # batch norm over the rows of all ranks
-    pipelining: Pipelining = Pipelining()
+    pipelining: Pipelining = field(default_factory=Pipelining)
 
 
 def find_parallel(text: str, num_ranks: int) -> Parallel:
@@ -116,9 +116,10 @@ def find_parallel(text: str, num_ranks: int) -> Parallel:
 def check_pipelining(batch: int, ways: Parallel, pipelining: Pipelining) -> None:
     """Raise BadOption where a pipeline cannot be fed with a recipe's batch, or is fed though there is none."""
     if ways.pipeline == 1:
-        for option, is_given in (("--micro-batch", pipelining.micro_batch is not None), ("--interleave", pipelining.interleave > 1)):
-            if is_given:
-                raise BadOption(f"{option} is for pipelines; add pipeline=K to --parallel")
+        given = {"--micro-batch": pipelining.micro_batch is not None, "--interleave": pipelining.interleave > 1}
+        if any(given.values()):
+            option = next(option for option, is_given in given.items() if is_given)
+            raise BadOption(f"{option} is for pipelines; add pipeline=K to --parallel")
         return
     num_rows, left = divmod(batch, ways.num_row_ranks)
     if left:

@@ -1,10 +1,10 @@
 """Pipeline parallelism for torch: some of a model's layers on each rank, and torch's own schedules between them.
 
-A batch goes through in micro-batches: 1F1B (Narayanan et al. 2019, arXiv:1806.03377) keeps at most as many under way as there are
-stages; with several stages a rank (interleaved, arXiv:2104.04473) ranks wait less and talk more. Gradients of micro-batches add up
-in the order in which one process would add them, so a pipeline computes, bit for bit, what one process computes that takes the
-same micro-batches one after the other. One thing is within rounding only: a weight that two stages share, as an embedding that is
-the output layer too, whose gradients are added stage by stage.
+A batch goes through in micro-batches: 1F1B (Narayanan et al. 2019, arXiv:1806.03377) keeps at most as many under way as there
+are stages; with several stages a rank (interleaved, arXiv:2104.04473) ranks wait less and talk more. Gradients of micro-batches
+add up in the order in which one process would add them, so a pipeline computes, bit for bit, what one process computes that takes
+the same micro-batches one after the other. One thing is within rounding only: a weight that two stages share, as an embedding
+that is the output layer too, whose gradients are added stage by stage.
 
 Weights of other ranks' stages stay in the model without memory (on the meta device), so names and numbers are those of the whole.
 """
@@ -197,7 +197,7 @@ def check_chain(model: nn.Module, num_stages: int) -> Chain:
     if len(chain.blocks) < num_stages:
         raise NotSupported(f"--parallel pipeline: {name} has {len(chain.blocks)} layers, too few for {num_stages} stages")
     if any(isinstance(module, NORMS) for module in model.modules()):
-        raise NotSupported(f"--parallel pipeline: batch norm in {name} would see the rows of a micro-batch only; use data or fsdp")
+        raise NotSupported(f"--parallel pipeline: batch norm in {name} would see a micro-batch only; use data or fsdp")
     return chain
 
 

@@ -35,13 +35,10 @@ def take_part(
 
     `copies` are weights, by their ids, that another rank of the pipeline writes.
     """
+    values = model.state_dict()  # before weights are looked at: fsdp may have gathered some, and puts shards in their place here
     weights = dict(model.named_parameters(remove_duplicate=False))
     orders, of_weight = find_orders(model), find_orders_of(optimizer, model)
-    named = {
-        name: _take(value, place, orders.get(name))
-        for name, value in model.state_dict().items()
-        if id(weights.get(name)) not in copies
-    }
+    named = {name: _take(value, place, orders.get(name)) for name, value in values.items() if id(weights.get(name)) not in copies}
     state = optimizer.state_dict()
     numbers = [id(weight) for weight in list_weights(optimizer)]
     return {
@@ -69,9 +66,8 @@ def _take(value: Any, place: Mapping[str, int], order: torch.Tensor | None) -> A
     local, shape = value.to_local().detach(), list(value.shape)
     if not local.numel():
         return []
-    return [
-        {"part": local[begin:end], "at": [usual, *at[1:]], "shape": shape} for begin, end, usual in _find_runs(order, at[0], len(local))
-    ]
+    runs = _find_runs(order, at[0], len(local))
+    return [{"part": local[begin:end], "at": [usual, *at[1:]], "shape": shape} for begin, end, usual in runs]
 
 
 def _find_runs(order: torch.Tensor | None, first: int, num_rows: int) -> Iterator[tuple[int, int, int]]:

@@ -132,7 +132,7 @@ def scale(model: torch.nn.Module, parallel: str = "data", *, sync_norm: bool = F
         return
     ways = find_parallel(parallel, world.size)
     if ways.pipeline > 1:
-        raise NotSupported("a pipeline takes whole steps, not calls of a model: make a recipe of yours, and train that (ferry train)")
+        raise NotSupported("a pipeline takes whole steps, not calls of a model: make yours a recipe, and use `ferry train`")
     device = _meet(world)
     yield spread(model.to(device), ways, device, sync_norm=sync_norm)
 

@@ -65,7 +65,7 @@ class Ranks:
     """The processes that train together, and how the model is split over them; one alone by default."""
 
     team: Team = ALONE
-    split: Split = Split()
+    split: Split = field(default_factory=Split)
     started_by: tuple[str, ...] = ()  # `find_starter` of each
 
 

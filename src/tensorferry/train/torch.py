@@ -25,7 +25,7 @@ from tensorferry.scaling.shard_files import ShardFiles, find_files, name_file, t
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
 from tensorferry.train.teamwork import average_loss
-from tensorferry.train.trainer import StepMeter, Terms, Trainer
+from tensorferry.train.trainer import PIPELINE_BUDGET, StepMeter, Terms, Trainer
 
 if TYPE_CHECKING:
     from tensorferry.scaling.pipeline import Pipeline
@@ -70,7 +70,7 @@ class TorchTrainer(Trainer):
             self._called = spread(self.model, ways, self._device, sync_norm=split.sync_norm)
         else:
             if self._terms.budget is not None:
-                raise NotSupported("--budget plans whole steps, of which a rank of a pipeline takes a part; use fsdp, or leave it out")
+                raise NotSupported(PIPELINE_BUDGET)
             inputs = self._recipe.inputs
             self._pipeline = make_pipeline(self.model, ways, self._device, split.pipelining, inputs, self.precision)
         self.writes_parts = is_sharded(self.model)

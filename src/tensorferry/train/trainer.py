@@ -17,6 +17,7 @@ from tensorferry.scaling.parallel import Split
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.teamwork import predict_together
 
+PIPELINE_BUDGET = "--budget plans whole steps, of which a rank of a pipeline takes a part; use fsdp, or leave it out"
 KERAS_TEAM_BACKENDS = ("tensorflow", "torch")
 KERAS_TEAMS = (
     "a Keras recipe trains in several processes on the TensorFlow and the torch back end, with --parallel data and without "

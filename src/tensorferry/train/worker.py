@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +23,7 @@ from tensorferry.train.progress import make_progress
 from tensorferry.train.start import Ranks, TrainRequest, begin_or_resume, begin_or_return, follow, resume
 from tensorferry.train.status_server import post_progress
 from tensorferry.train.trained import find_source
-from tensorferry.train.trainer import KERAS_TEAM_BACKENDS, KERAS_TEAMS
+from tensorferry.train.trainer import KERAS_TEAM_BACKENDS, KERAS_TEAMS, PIPELINE_BUDGET
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Order:
     request: TrainRequest | None
     folder: Path | None = None  # of the run to resume
     recipe: str | None = None  # that it has to be of
-    split: Split = Split()
+    split: Split = field(default_factory=Split)
     as_json: bool = False
     goes_on: bool = False  # with the run that is in the request's folder, if there is one
     wait_seconds: float = WAIT_SECONDS  # for a rank that neither comes nor says what it does
@@ -207,7 +207,8 @@ def grow_batch(
     if batch >= find_parallel(parallel, num_ranks).num_row_ranks:
         return settings, ""
     all_rows = str(batch * num_ranks)
-    note = f"batch={all_rows}: the recipe's {batch} for each of {num_ranks} processes, and its learning rate for {batch}; see --set"
+    each = f"the recipe's {batch} for each of {num_ranks} processes"
+    note = f"batch={all_rows}: {each}, and its learning rate for {batch}; see --set"
     return {**settings, "batch": all_rows}, note
 
 
@@ -230,7 +231,7 @@ def _check_split(order: Order, cluster: Cluster) -> None:
     if ways.tensor == ways.pipeline == 1 or request is None:
         return
     if ways.pipeline > 1 and request.budget is not None:
-        raise BadOption("--budget plans whole steps, of which a rank of a pipeline takes a part; use fsdp, or leave it out")
+        raise BadOption(PIPELINE_BUDGET)
     recipe = make_recipe(request.recipe, request.settings, request.start)
     if recipe.start != "scratch":
         return

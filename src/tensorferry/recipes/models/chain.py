@@ -17,7 +17,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """`last(block(... first(*inputs)), *inputs)`; both ends are given the model's inputs, a block only what the one before returns."""
+    """`last(block(... first(*inputs)), *inputs)`: both ends are given the model's inputs, a block what the one before returns."""
 
     first: Link
     blocks: tuple[nn.Module, ...]
