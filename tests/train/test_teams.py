@@ -93,10 +93,10 @@ def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
     assert "all are back" not in ended.stdout
 
 
-def test_a_rank_that_is_stopped_is_named_and_all_come_back(
+def test_a_rank_of_a_pipeline_that_is_stopped_is_named_and_all_come_back(
     train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("freeze", "--wait", "6")
+    ended = train_in_two("freeze", "--wait", "6", "--parallel", "pipeline")
     assert ended.returncode == 0, ended.stderr
     assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen " in ended.stderr
     assert "restart 1" in ended.stdout
@@ -184,6 +184,7 @@ def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp
         (["--parallel", "data=3"], "needs 3 workers, there are 2"),
         (["--parallel", "tensor=2", "--set", "width=15"], "tensor=2: 1.0 is 15 wide inside, which 2 does not divide"),
         (["--set", "batch=1"], "a batch of 1 has no row for each of 2 workers"),
+        (["--parallel", "pipeline", "--micro-batch", "2"], "--micro-batch 2 does not cut the 5 rows of a pipeline"),
         (["--rendezvous", "localhost:29500"], "--rendezvous is for several machines"),
     ],
 )

@@ -87,7 +87,7 @@ def join(world: World, parallel: Parallel, end: Callable[[str], None], seconds: 
     stores: Any = dist  # torch does not declare them
     store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
     watch = Watch(world.rank, world.size, stores.PrefixStore(of_this_round[0], store), seconds, end)
-    watch.start(lambda: dist.monitored_barrier(words, timeout=to_begin))
+    watch.start(to_begin.total_seconds())
     set_group_timeout(timedelta(seconds=_LATER * seconds))
     return TorchTeam(world, parallel, device, words, watch)
 
