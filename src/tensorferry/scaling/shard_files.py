@@ -97,8 +97,9 @@ class ShardFiles:
     def read_weights(self, model: torch.nn.Module) -> dict[str, Any]:
         """What `load_state_dict` takes: all of every weight, or this rank's share where it has shards."""
         own, orders = model.state_dict(), find_orders(model)
-        named = _gather(file["model"] for file in self._files)
-        return {name: _put_together(name, parts, own.get(name), orders.get(name)) for name, parts in named}
+        named = dict(_gather(file["model"] for file in self._files))
+        in_order = dict.fromkeys([*(name for name in own if name in named), *named])  # ranks have theirs in the order of stages
+        return {name: _put_together(name, named[name], own.get(name), orders.get(name)) for name in in_order}
 
     def read_optimizer(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
         """The same for an optimizer of its weights."""
