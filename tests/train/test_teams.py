@@ -103,13 +103,17 @@ def test_a_rank_of_a_pipeline_that_is_stopped_is_named_and_all_come_back(
     _check_equal(tmp_path / "run", alone)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "says"),
+    [("data", "for rank 0 (stuck; last seen in teams.py:"), ("pipeline", "inside a step; rank 0 was last seen in teams.py:")],
+)
 def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
-    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"],
+    parallel: str, says: str, train_in_two: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
-    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0")
+    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0", "--parallel", parallel)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
-    assert said.startswith("ferry: rank 1 waited 6 s for rank 0 (stuck; last seen in teams.py:")
+    assert said.startswith(f"ferry: rank 1 waited 6 s {says}")
     assert said.endswith("What was saved is whole: go on with --resume")
 
 

@@ -20,6 +20,7 @@ class Team(ABC):
     num_row_ranks: int
     row_leaders: Sequence[int]  # for each part of the rows a rank that has the outputs
     strategy: Any = None  # TensorFlow's, where that carries the gradients
+    wait_seconds: float = WAIT_SECONDS  # inside a step
     draw_rank: int  # ranks that have this in common draw the same random numbers
 
     @property

@@ -46,7 +46,7 @@ class TorchTeam(Team):
         self.num_row_ranks, self.row_leaders = parallel.num_row_ranks, parallel.row_leaders
         self.draw_rank = world.rank // parallel.tensor
         self.row_rank = self.draw_rank % self.num_row_ranks
-        self.device = device
+        self.device, self.wait_seconds = device, watch.seconds
         self._words = words  # the group that carries them
         self._watch = watch
 
@@ -176,13 +176,20 @@ def _check_averages(world: World, device: torch.device) -> None:
         )
 
 
-def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, sync_norm: bool = False) -> torch.nn.Module:
+def spread(
+    model: torch.nn.Module,
+    parallel: Parallel,
+    device: torch.device,
+    *,
+    sync_norm: bool = False,
+    wait_seconds: float = WAIT_SECONDS,
+) -> torch.nn.Module:
     """What to call in the model's place. Its weights become the leader's; with `fsdp` or `tensor` they are shards from now on."""
     if sync_norm:
         synchronise_norms(model, parallel.tensor)
     if parallel.fsdp == 1 and parallel.tensor == 1:
         return Replicated(model)
-    mesh = _begin_split(model, parallel, device)
+    mesh = _begin_split(model, parallel, device, wait_seconds)
     if parallel.num_row_ranks == 1:
         return model
     settings: dict[str, Any] = {"mesh": mesh["data", "fsdp"] if parallel.data > 1 else mesh["fsdp"]}
@@ -199,17 +206,21 @@ def make_pipeline(
     pipelining: Pipelining,
     inputs: Sequence[str],
     precision: AbstractContextManager[Any],
+    wait_seconds: float = WAIT_SECONDS,
 ) -> Pipeline:
     """This rank's stages of a model; those of others have no memory in it from now on. `inputs` are what a batch has for it."""
     check_chain(model, parallel.pipeline * pipelining.interleave)  # layers have their usual kind until they are split
-    return Pipeline(model, parallel, _begin_split(model, parallel, device), pipelining, inputs, precision)
+    mesh = _begin_split(model, parallel, device, wait_seconds)
+    return Pipeline(model, parallel, mesh, pipelining, inputs, precision)
 
 
-def _begin_split(model: torch.nn.Module, parallel: Parallel, device: torch.device) -> DeviceMesh:
+def _begin_split(model: torch.nn.Module, parallel: Parallel, device: torch.device, wait_seconds: float) -> DeviceMesh:
     """The mesh of all ranks, which have the leader's weights, and their share of layers."""
     share_tensors((*model.parameters(), *model.buffers()))
     sizes = {"pipeline": parallel.pipeline, "data": parallel.data, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for way in sizes:  # torch would wait for half an hour
+        set_group_timeout(timedelta(seconds=_LATER * wait_seconds), mesh[way].get_group())
     if parallel.tensor > 1:
         split_layers(model, mesh["tensor"])
     return mesh

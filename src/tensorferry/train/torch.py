@@ -67,12 +67,13 @@ class TorchTrainer(Trainer):
         ways = find_parallel(split.parallel, team.size)
         self._place = ways.locate(team.rank)
         if ways.pipeline == 1:
-            self._called = spread(self.model, ways, self._device, sync_norm=split.sync_norm)
+            waits = team.wait_seconds
+            self._called = spread(self.model, ways, self._device, sync_norm=split.sync_norm, wait_seconds=waits)
         else:
             if self._terms.budget is not None:
                 raise NotSupported(PIPELINE_BUDGET)
-            inputs = self._recipe.inputs
-            self._pipeline = make_pipeline(self.model, ways, self._device, split.pipelining, inputs, self.precision)
+            how = (split.pipelining, self._recipe.inputs, self.precision, team.wait_seconds)
+            self._pipeline = make_pipeline(self.model, ways, self._device, *how)
         self.writes_parts = is_sharded(self.model)
         if self.writes_parts and self.precision.name == "fp16":
             raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp, tensor or pipeline")
