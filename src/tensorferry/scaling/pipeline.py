@@ -1,4 +1,4 @@
-"""Pipeline parallelism for torch: some of a model's layers on each rank, and torch's own schedules between them.
+"""PipelinedModel parallelism for torch: some of a model's layers on each rank, and torch's own schedules between them.
 
 A batch goes through in micro-batches: 1F1B (Narayanan et al. 2019, arXiv:1806.03377) keeps at most as many under way as there
 are stages; with several stages a rank (interleaved, arXiv:2104.04473) ranks wait less and talk more. Gradients of micro-batches
@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from torch.distributed.tensor import DTensor
 
 from tensorferry.errors import NotSupported
-from tensorferry.recipes.models.chain import Chain, Link
+from tensorferry.recipes.models.chain import Chain, ChainEnd
 from tensorferry.scaling.averages import average_tensors
 from tensorferry.scaling.parallel import Parallel, Pipelining
 from tensorferry.scaling.sync_norm import NORMS
@@ -36,8 +36,8 @@ class Stage(nn.Module):
     def __init__(
         self,
         blocks: Sequence[nn.Module],
-        first: Link | None,
-        last: Link | None,
+        first: ChainEnd | None,
+        last: ChainEnd | None,
         inputs: Sequence[str],
         precision: AbstractContextManager[Any],
     ) -> None:
@@ -59,7 +59,7 @@ class Stage(nn.Module):
             return self._last.call(x, *(inputs[name] for name in self._inputs))
 
 
-class Pipeline:
+class PipelinedModel:
     """This rank's stages of a model, and the steps that it takes together with the other ranks."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Pipeline:
 
 
 def check_chain(model: nn.Module, num_stages: int) -> Chain:
-    """The links of a model that can be cut into so many stages; raises NotSupported where it cannot."""
+    """The chain of a model that can be cut into so many stages; raises NotSupported where it cannot."""
     chain = _find_chain(model)
     name = type(model).__name__
     if chain is None:
@@ -209,7 +209,7 @@ def _find_chain(model: nn.Module) -> Chain | None:
     if not isinstance(model, nn.Sequential) or len(layers) < 3:
         return None
     first, *blocks, last = layers
-    return Chain(Link(first, (first,)), tuple(blocks), Link(lambda x, *_: last(x), (last,)))
+    return Chain(ChainEnd(first, (first,)), tuple(blocks), ChainEnd(lambda x, *_: last(x), (last,)))
 
 
 def _flatten(model: nn.Module) -> Iterator[nn.Module]:
@@ -221,7 +221,7 @@ def _flatten(model: nn.Module) -> Iterator[nn.Module]:
         yield from _flatten(child)
 
 
-def _cut(chain: Chain, num_stages: int) -> Iterator[tuple[Sequence[nn.Module], Link | None, Link | None]]:
+def _cut(chain: Chain, num_stages: int) -> Iterator[tuple[Sequence[nn.Module], ChainEnd | None, ChainEnd | None]]:
     """As many layers for each, and one more for the first ones where that does not come out even: the output is dear, too."""
     few, more = divmod(len(chain.blocks), num_stages)
     begin = 0
@@ -241,7 +241,7 @@ def _find_owners(model: nn.Module, stages: Sequence[nn.Module], num_ranks: int) 
                 ranks.append(number % num_ranks)
     for name, weight in model.named_parameters():
         if id(weight) not in owners:
-            raise NotSupported(f"--parallel pipeline: {type(model).__name__} has {name}, which is in no link of its chain")
+            raise NotSupported(f"--parallel pipeline: {type(model).__name__} has {name}, which is nowhere in its chain")
     return owners
 
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tensorferry.errors import NotSupported
 from tensorferry.machine import count_cores
 from tensorferry.scaling.parallel import Parallel, Pipelining, find_parallel
-from tensorferry.scaling.pipeline import Pipeline, check_chain
+from tensorferry.scaling.pipeline import PipelinedModel, check_chain
 from tensorferry.scaling.sync_norm import synchronise_norms
 from tensorferry.scaling.team import WAIT_SECONDS, Team
 from tensorferry.scaling.tensor_parallel import split_layers
@@ -207,11 +207,11 @@ def make_pipeline(
     inputs: Sequence[str],
     precision: AbstractContextManager[Any],
     wait_seconds: float = WAIT_SECONDS,
-) -> Pipeline:
+) -> PipelinedModel:
     """This rank's stages of a model; those of others have no memory in it from now on. `inputs` are what a batch has for it."""
     check_chain(model, parallel.pipeline * pipelining.interleave)  # layers have their usual kind until they are split
     mesh = _begin_split(model, parallel, device, wait_seconds)
-    return Pipeline(model, parallel, mesh, pipelining, inputs, precision)
+    return PipelinedModel(model, parallel, mesh, pipelining, inputs, precision)
 
 
 def _begin_split(model: torch.nn.Module, parallel: Parallel, device: torch.device, wait_seconds: float) -> DeviceMesh:

@@ -28,7 +28,7 @@ from tensorferry.train.teamwork import average_loss
 from tensorferry.train.trainer import PIPELINE_BUDGET, StepMeter, Terms, Trainer
 
 if TYPE_CHECKING:
-    from tensorferry.scaling.pipeline import Pipeline
+    from tensorferry.scaling.pipeline import PipelinedModel
 
 _WEIGHTS = "model.pt"
 _OPTIMIZER = "optimizer.pt"
@@ -49,7 +49,7 @@ class TorchTrainer(Trainer):
         self._called = self.model  # in its place, where it is spread over ranks
         self._optimizer: torch.optim.Optimizer
         self._large: LargeTraining | None = None
-        self._pipeline: Pipeline | None = None
+        self._pipeline: PipelinedModel | None = None
         self._place: Mapping[str, int] = {}
 
     def prepare(self, team: Team = ALONE, split: Split = Split()) -> None:  # noqa: B008

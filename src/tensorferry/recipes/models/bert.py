@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tensorferry.recipes.models.chain import Chain, Link
+from tensorferry.recipes.models.chain import Chain, ChainEnd
 
 VOCABULARY = 30522
 MASK = 103  # the token that stands for a hidden word
@@ -118,8 +118,8 @@ class BERT(nn.Module):
     def chain(self) -> Chain:
         """What `forward` calls, for a pipeline."""
         encoder = self.encoder
-        first = Link(self._embed, (encoder.tokens, encoder.positions, encoder.embedding_norm))
-        return Chain(first, tuple(encoder.layers), Link(self._find_scores, (self.transform, self.score)))
+        first = ChainEnd(self._embed, (encoder.tokens, encoder.positions, encoder.embedding_norm))
+        return Chain(first, tuple(encoder.layers), ChainEnd(self._find_scores, (self.transform, self.score)))
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """`places` are the positions of the hidden words; only those are scored."""

@@ -8,7 +8,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainEnd:
     """One end of a chain: what to call, and the modules whose weights that uses."""
 
     call: Callable[..., Any]
@@ -19,6 +19,6 @@ class Link:
 class Chain:
     """`last(block(... first(*inputs)), *inputs)`: both ends are given the model's inputs, a block what the one before returns."""
 
-    first: Link
+    first: ChainEnd
     blocks: tuple[nn.Module, ...]
-    last: Link
+    last: ChainEnd

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tensorferry.recipes.models.chain import Chain, Link
+from tensorferry.recipes.models.chain import Chain, ChainEnd
 
 VOCABULARY = 256  # a token is a byte
 
@@ -72,8 +72,8 @@ class GPT(nn.Module):
 
     def chain(self) -> Chain:
         """What `forward` calls, for a pipeline."""
-        first = Link(self._embed, (self.tokens, self.positions))
-        return Chain(first, tuple(self.layers), Link(self._find_scores, (self.norm, self.score)))
+        first = ChainEnd(self._embed, (self.tokens, self.positions))
+        return Chain(first, tuple(self.layers), ChainEnd(self._find_scores, (self.norm, self.score)))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self._find_scores(self.layers(self._embed(tokens)), tokens)
