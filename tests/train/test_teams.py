@@ -205,3 +205,11 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
 def test_a_way_is_chosen_for_new_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(tmp_path), "--workers", "2", "--parallel", "auto"]) == 2
     assert capsys.readouterr().err == "ferry: --parallel auto chooses for a new run; say data or fsdp to resume one\n"
+
+
+def test_ways_with_numbers_say_how_many_processes_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", LAYERED, "--parallel", "data=2,fsdp=2", "--set", "batch=3", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "a batch of 3 has no row for each of 4 workers" in capsys.readouterr().err
+    assert main([*command, "--workers", "3"]) == 2
+    assert "--parallel data=2,fsdp=2 needs 4 workers, there are 3" in capsys.readouterr().err

@@ -72,7 +72,10 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--budget", metavar="BYTES", help='the most memory a step may hold, such as "1.5GiB", or "auto": most of what is free'
     )
     parser.add_argument(
-        "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help="train in N processes on this machine; auto: one for each accelerator (default: as --parallel says, or one)",
     )
     parser.add_argument(
         "--parallel",
@@ -206,6 +209,7 @@ def _choose_parallel(order: "Order", cluster: "Cluster") -> "Order":
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
     from tensorferry import BadOption
+    from tensorferry.scaling.parallel import count_ranks
     from tensorferry.scaling.world import Cluster, parse_nodes, read_operator
 
     if options.workers is None and options.nodes is None and (asked := read_operator()) is not None:
@@ -215,7 +219,10 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
         raise BadOption(f"--nodes {options.nodes} needs --rendezvous HOST:PORT, where the machines meet")
     if most == 1 and options.rendezvous is not None:
         raise BadOption("--rendezvous is for several machines; say how many, as in --nodes 2")
-    return Cluster(_count_workers(options.workers), fewest, most, options.rendezvous)
+    workers = _count_workers(options.workers)
+    if options.workers is None and options.nodes is None and options.parallel not in (None, _AUTO_PARALLEL):
+        workers = count_ranks(options.parallel) or workers
+    return Cluster(workers, fewest, most, options.rendezvous)
 
 
 def _count_workers(asked: int | None) -> int:

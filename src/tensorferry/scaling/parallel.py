@@ -1,6 +1,7 @@
 """How a training is split over ranks: `data`, `fsdp`, `tensor`, `pipeline`, or products of them as `data=2,fsdp=4`."""
 
 from dataclasses import dataclass, field
+from math import prod
 
 from tensorferry.errors import BadOption
 from tensorferry.messages import did_you_mean
@@ -89,6 +90,16 @@ class Split:
     parallel: str = "data"
     sync_norm: bool = False  # batch norm over the rows of all ranks
     pipelining: Pipelining = field(default_factory=Pipelining)
+
+
+def count_ranks(text: str) -> int | None:
+    """How many ranks a user has asked for by numbers alone; None: one of the ways has none.
+
+    >>> count_ranks("fsdp=2,tensor=2"), count_ranks("data")
+    (4, None)
+    """
+    numbers = [_read_way(part, text)[1] for part in text.split(",")]
+    return None if None in numbers else prod(number for number in numbers if number is not None)
 
 
 def find_parallel(text: str, num_ranks: int) -> Parallel:

@@ -1,4 +1,4 @@
-"""PipelinedModel parallelism for torch: some of a model's layers on each rank, and torch's own schedules between them.
+"""Pipeline parallelism for torch: some of a model's layers on each rank, and torch's own schedules between them.
 
 A batch goes through in micro-batches: 1F1B (Narayanan et al. 2019, arXiv:1806.03377) keeps at most as many under way as there
 are stages; with several stages a rank (interleaved, arXiv:2104.04473) ranks wait less and talk more. Gradients of micro-batches
