@@ -13,7 +13,6 @@ seconds that training loses to one checkpoint, written before it goes on and whi
 """
 
 import argparse
-import copy
 import ctypes
 import gc
 import json
@@ -304,14 +303,18 @@ def time_saves(way: str, num_steps: int) -> float:
 
     from tensorferry.recipes.models import bert
     from tensorferry.train.checkpoints import RunState, save_checkpoint
+    from tensorferry.train.late_copy import LateCopy, list_late
     from tensorferry.train.saver import Saver
 
     torch.set_num_threads(1)
     model, texts = bert.bert_base(), bert.make_batch(8, seed=1)
     optimizer = torch.optim.AdamW(model.parameters())
+    copies: list[LateCopy] = []
 
     def step() -> None:
         bert.compute_loss(model, *texts).backward()
+        while copies:
+            copies.pop().wait()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -322,11 +325,12 @@ def time_saves(way: str, num_steps: int) -> float:
         step()
     with tempfile.TemporaryDirectory() as folder, Saver() as saver:
         begin = perf_counter()
-        state = copy.deepcopy(take_state()) if way == "goes on" else take_state()
-        write = partial(save_checkpoint, Path(folder), RunState(1), lambda part: torch.save(state, part / "state.pt"))
         if way == "waits":
-            write()
+            save_checkpoint(Path(folder), RunState(1), lambda part: torch.save(take_state(), part / "state.pt"))
         elif way == "goes on":
+            copy = LateCopy(take_state(), list_late(model, optimizer))
+            copies.append(copy)
+            write = partial(save_checkpoint, Path(folder), RunState(1), lambda part: torch.save(copy.take(), part / "state.pt"))
             saver.start(write)
         for _ in range(num_steps):
             step()

@@ -1,6 +1,5 @@
 """The trainer of PyTorch recipes."""
 
-import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from tensorferry.scaling.parallel import Split, find_parallel
 from tensorferry.scaling.shard_files import ShardFiles, find_files, name_file, take_part
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
+from tensorferry.train.late_copy import LateCopy, list_late
 from tensorferry.train.teamwork import average_loss
 from tensorferry.train.trainer import PIPELINE_BUDGET, StepMeter, Terms, Trainer
 
@@ -49,6 +49,7 @@ class TorchTrainer(Trainer):
         self._called = self.model  # in its place, where it is spread over ranks
         self._optimizer: torch.optim.Optimizer
         self._large: LargeTraining | None = None
+        self._copy: LateCopy | None = None
         self._pipeline: PipelinedModel | None = None
         self._place: Mapping[str, int] = {}
 
@@ -87,6 +88,9 @@ class TorchTrainer(Trainer):
         self.model.train()
         tensors = {name: self._as_tensor(array) for name, array in batch.items()}
         value = self._find_gradients(tensors, share)
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
         if math.isfinite(value):
             self.precision.step(self._optimizer)
         self._optimizer.zero_grad()
@@ -134,8 +138,8 @@ class TorchTrainer(Trainer):
         _write(folder, self._take_files())
 
     def snapshot(self) -> Callable[[Path], None]:
-        files = _copy_to_cpu(self._take_files(), {})
-        return lambda folder: _write(folder, files)
+        copy = self._copy = LateCopy(self._take_files(), list_late(self.model, self._optimizer))
+        return lambda folder: _write(folder, copy.take())
 
     def _take_files(self) -> dict[str, Any]:
         """What is written to which file."""
@@ -226,22 +230,6 @@ def _write(folder: Path, files: dict[str, Any]) -> None:
     for name, content in files.items():
         torch.save(content, folder / name)
         force(folder / name)  # here, as the leader may be on another machine
-
-
-def _copy_to_cpu(value: Any, copies: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
-    """One copy of everything; tensors that share memory do so in the copy."""
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        key = (storage.device, storage.data_ptr())
-        if key not in copies:
-            copies[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
-        whole = torch.empty(0, dtype=value.dtype)
-        return whole.set_(copies[key], value.storage_offset(), value.size(), value.stride())
-    if isinstance(value, dict):
-        copied = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
-        copied.update({name: _copy_to_cpu(each, copies) for name, each in value.items()})
-        return copied
-    return type(value)(_copy_to_cpu(each, copies) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:
