@@ -117,10 +117,11 @@ def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
     assert said.endswith("What was saved is whole: go on with --resume")
 
 
-def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
-    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+@pytest.mark.parametrize(("who", "parallel"), [("0", "data"), ("1", "fsdp")])  # who writes all, and who writes a part
+def test_a_rank_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
+    who: str, parallel: str, train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("fill", "--set", "who=0")
+    ended = train_in_two("fill", "--set", f"who={who}", "--parallel", parallel)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
     assert said.startswith("ferry: cannot save ")

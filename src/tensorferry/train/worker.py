@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tensorferry.errors import BadOption, BadRun, FerryError, RunFailed
+from tensorferry.extras import load_extra
 from tensorferry.files import write_whole
 from tensorferry.recipes.loading import make_recipe
 from tensorferry.recipes.recipe import Recipe, TorchRecipe
@@ -50,6 +51,7 @@ class Outcome:
 
 def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     """Start the processes of this node and return the exit code of the run."""
+    load_extra("torch", "a training in several processes", "torch")  # of Keras on TensorFlow, too
     check_order(order, cluster)
     _check_split(order, cluster)
     with TemporaryDirectory(prefix="ferry-") as folder:
