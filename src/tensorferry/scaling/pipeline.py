@@ -67,13 +67,13 @@ class PipelinedModel:
         model: nn.Module,
         ways: Parallel,
         mesh: DeviceMesh,
+        group: Any,
         pipelining: Pipelining,
         inputs: Sequence[str],
         precision: AbstractContextManager[Any],
     ) -> None:
         self._ways, self._pipelining, self._inputs = ways, pipelining, tuple(inputs)
-        self._group = mesh["pipeline"].get_group()
-        self._rank = dist.get_rank(self._group)
+        self._group, self._rank = group, dist.get_rank(group)
         self._row_group = mesh["data"].get_group()
         self._device = torch.device(mesh.device_type)
         num_stages = ways.pipeline * pipelining.interleave

@@ -211,7 +211,13 @@ def make_pipeline(
     """This rank's stages of a model; those of others have no memory in it from now on. `inputs` are what a batch has for it."""
     check_chain(model, parallel.pipeline * pipelining.interleave)  # layers have their usual kind until they are split
     mesh = _begin_split(model, parallel, device, wait_seconds)
-    return PipelinedModel(model, parallel, mesh, pipelining, inputs, precision)
+    apart = parallel.num_ranks // parallel.pipeline
+    # messages between two ranks wait as long as their group was made to, whatever is set later
+    group, _ = dist.new_subgroups_by_enumeration(
+        [list(range(first, parallel.num_ranks, apart)) for first in range(apart)],
+        timeout=timedelta(seconds=_LATER * wait_seconds),
+    )
+    return PipelinedModel(model, parallel, mesh, group, pipelining, inputs, precision)
 
 
 def _begin_split(model: torch.nn.Module, parallel: Parallel, device: torch.device, wait_seconds: float) -> DeviceMesh:
