@@ -36,6 +36,7 @@ HEADINGS = {  # by benchmark, in the order of the page
     "estimate": "Estimates beside measured steps",
     "published": "Estimates beside published figures",
     "published-scale": "Estimates of clusters beside published figures",
+    "scale": "Several processes",
     "tabular": "Estimators on tables",
     "streaming": "Estimators on sets larger than memory",
     "served_rows": "Estimators behind the server",

@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py                          all of it, half an hour on two cores
     python benchmarks/scale.py --parts kills --kills 5
-    python benchmarks/scale.py --save
+    python benchmarks/scale.py --parts scaling --models bert --save      other parts and models stay as they were saved
 
 Weak scaling: two processes with a thread and a batch each, gradients averaged by DDP, beside one process with a thread and a
 batch; in turns. "Two that do not talk" are the same two processes without DDP: what the machine itself takes for running two.
@@ -13,30 +13,24 @@ seconds that training loses to one checkpoint, written before it goes on and whi
 """
 
 import argparse
-import copy
 import ctypes
 import gc
-import json
 import os
-import random
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from threading import Timer
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 from rich.console import Console
 
-from results import FigureTable, format_ratios, parse_options, save_result
+from results import RESULTS, BenchmarkResult, FigureTable, format_ratios, parse_options, save_result
+from scale_kills import measure_kills, table_kills
 from tensorferry.engines.resident import ResidentMeter
 from tensorferry.scaling.launch import launch
 from tensorferry.scaling.world import Cluster, find_world
@@ -44,29 +38,8 @@ from tensorferry.units import format_bytes
 
 PARTS = ("scaling", "shards", "kills", "saves")
 TARGET_EFFICIENCY, TARGET_SHARE, TARGET_LOST = 0.92, 0.55, 0.05
-_NUM_WARM, _NUM_STEPS = 2, 6
-_RECIPE, _NUM_RUN_STEPS, _EVERY = "bert-pretrain", 200, 20
-_IN_THE_PIPE_SECONDS = 0.3  # what was told before the kill may be read after it
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Efficiencies of two processes beside one, turn for turn: seconds of a step of one over those of two."""
-
-    model: str
-    seconds: float  # of a step of one process
-    apart: list[float]
-    together: list[float]
-
-
-@dataclass(frozen=True)
-class Kill:
-    """One run in which a rank was killed."""
-
-    seconds: float  # after the start
-    step: int  # the last that was told before
-    seconds_to_next: float  # until the next was; 0 where there was none left
-    is_equal: bool
+_NUM_WARM = 2
+Measured = dict[str, dict[str, Any]]  # by model or recipe
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help=f"comma separated: {', '.join(PARTS)}")
     parser.add_argument("--models", default="resnet50,bert", help="comma separated")
+    parser.add_argument("--steps", type=int, default=6, help="how many to time, after two that are not")
     parser.add_argument("--turns", type=int, default=3, help="how often each is timed")
     parser.add_argument("--kills", type=int, default=20, help="how many runs to disturb")
     parser.add_argument("--parallel", default="data", help="how runs that are disturbed are split: data, fsdp or tensor=2")
@@ -81,34 +55,56 @@ def main(argv: list[str] | None = None) -> int:
     options = parse_options(parser, __file__, argv)
     os.environ["OMP_NUM_THREADS"] = "1"
     console = Console(width=None if sys.stdout.isatty() else 120)
-    tables, figures, is_met = [], {}, True
+    figures, is_met = _read_saved(options.save), True
     for part in options.parts.split(","):
-        table, found, is_good = _MEASURE[part](options)
+        raw = _MEASURE[part](options)
+        how = {"command": options.command, "date": datetime.now(UTC).date().isoformat()}
+        found = {key: how | values for key, values in raw.items()}
+        table, is_good = _TABLES[part](found)
         console.print(table)
-        tables.append(table)
-        figures[part] = found
+        figures[part] = figures.get(part, {}) | found
         is_met = is_met and is_good
-    save_result(options, "scale", tables, figures, ["torch"])
+        tables = [_TABLES[each](figures[each])[0] for each in PARTS if each in figures]
+        save_result(options, "scale", tables, figures, ["torch"], _tell_commands(figures))
     return 0 if is_met else 1
 
 
-def measure_scaling(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def _read_saved(save: Path | None) -> dict[str, Any]:
+    """Figures of earlier commands, which stay: all of it takes half an hour in which nobody else computes."""
+    path = None if save is None else RESULTS / "scale.json" if save == Path() else save
+    return dict(BenchmarkResult.read(path).figures) if path is not None and path.exists() else {}
+
+
+def _tell_commands(figures: dict[str, Any]) -> list[str]:
+    told = {(each["date"], each["command"]) for part in figures.values() for each in part.values()}
+    return [f"Measured on {date}: `{command}`." for date, command in sorted(told)]
+
+
+def measure_scaling(options: argparse.Namespace) -> Measured:
     """One process, two apart and two together, in turns."""
-    found = []
+    found = {}
     for name in options.models.split(","):
-        turns = [[_run(time_steps, count, name, way) for count, way in _WAYS] for _ in range(options.turns)]
+        turns = [[_run(time_steps, count, name, way, options.steps) for count, way in _WAYS] for _ in range(options.turns)]
         apart, together = ([one / turn[place] for turn in turns for one in turn[:1]] for place in (1, 2))
-        found.append(Scaling(name, median(turn[0] for turn in turns), apart, together))
-    rows = [[each.model, f"{each.seconds:.2f} s", format_ratios(each.apart), format_ratios(each.together)] for each in found]
+        found[name] = {"seconds": median(turn[0] for turn in turns), "apart": apart, "together": together}
+    return found
+
+
+def table_scaling(found: Measured) -> tuple[FigureTable, bool]:
+    """The speed of each of two processes."""
+    rows = [
+        [name, f"{each['seconds']:.2f} s", format_ratios(each["apart"]), format_ratios(each["together"])]
+        for name, each in found.items()
+    ]
     columns = ["model", "step of one", "two that do not talk", "two with DDP"]
-    is_met = all(median(each.together) >= TARGET_EFFICIENCY for each in found)
-    return FigureTable("weak scaling: the speed of each of two processes over that of one", columns, rows), _raw(found), is_met
+    is_met = all(median(each["together"]) >= TARGET_EFFICIENCY for each in found.values())
+    return FigureTable("weak scaling: the speed of each of two processes over that of one", columns, rows), is_met
 
 
 _WAYS = ((1, ""), (2, ""), (2, "data"))
 
 
-def time_steps(name: str, way: str) -> float:
+def time_steps(name: str, way: str, num_steps: int) -> float:
     """Seconds of a step in this process."""
     import torch
 
@@ -121,7 +117,7 @@ def time_steps(name: str, way: str) -> float:
     with ferry.scale(model, parallel="data") as scaled:  # all meet, so that they run at the same time
         called = scaled if way else model
         optimizer = torch.optim.SGD(called.parameters(), lr=0.01, momentum=0.9)
-        for _ in range(_NUM_WARM + _NUM_STEPS):
+        for _ in range(_NUM_WARM + num_steps):
             begin = perf_counter()
             compute(called).backward()
             optimizer.step()
@@ -140,13 +136,22 @@ def _make_model(name: str) -> tuple[Any, Callable[[Any], Any]]:
     return bert.bert_base(), lambda model: bert.compute_loss(model, *texts)
 
 
-def measure_shards(_: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def measure_shards(_: argparse.Namespace) -> Measured:
     """What weights and state hold in one process, and in each of two."""
     whole, half = (_run(hold_state, count) for count in (1, 2))
-    row = ["BERT base, AdamW", format_bytes(whole), format_bytes(half), f"{half / whole:.2f}x"]
+    return {"BERT base, AdamW": {"whole_nbytes": whole, "half_nbytes": half}}
+
+
+def table_shards(found: Measured) -> tuple[FigureTable, bool]:
+    """One process beside each of two."""
+    shares = {name: each["half_nbytes"] / each["whole_nbytes"] for name, each in found.items()}
+    rows = [
+        [name, format_bytes(each["whole_nbytes"]), format_bytes(each["half_nbytes"]), f"{shares[name]:.2f}x"]
+        for name, each in found.items()
+    ]
     columns = ["model", "one process", "each of two", "share"]
-    figures = {"whole_nbytes": whole, "half_nbytes": half}
-    return FigureTable("resident weights and optimizer state with fsdp", columns, [row]), figures, half / whole <= TARGET_SHARE
+    is_met = max(shares.values()) <= TARGET_SHARE
+    return FigureTable("resident weights and optimizer state with fsdp", columns, rows), is_met
 
 
 def hold_state() -> int:
@@ -183,99 +188,41 @@ def _run(work: Callable[..., Any], num_workers: int, *args: Any) -> Any:
         return max(launch(work, args, Cluster(num_workers), 0, Path(folder, "verdict")).values())
 
 
-def measure_kills(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
-    """Runs that are disturbed, and one that is not."""
-    moments = random.Random(options.seed)
-    kills: list[Kill] = []
-    with tempfile.TemporaryDirectory() as folder:
-        undisturbed = Path(folder, "undisturbed")
-        begin = perf_counter()
-        assert train_in_two(undisturbed, None, options.parallel) is None, "nobody was to be killed"
-        seconds, expected = perf_counter() - begin, _losses(undisturbed)
-        while len(kills) < options.kills:
-            run = Path(folder, str(len(kills)))
-            kill = train_in_two(run, moments.uniform(0, seconds), options.parallel)
-            if kill is not None:
-                kills.append(Kill(*kill, _losses(run) == expected))
-            shutil.rmtree(run)  # also where it was over before the moment came: that one does not count
-    num_equal = sum(kill.is_equal for kill in kills)
-    back = median(kill.seconds_to_next for kill in kills)
-    columns = ["recipe", "killed", "recovered and equal", "until the next step, median"]
-    row = [
-        f"{_RECIPE}, {_NUM_RUN_STEPS} steps, {options.parallel}",
-        f"{len(kills)}",
-        f"{num_equal} of {len(kills)}",
-        f"{back:.1f} s",
-    ]
-    return FigureTable("one of two processes killed at a random moment", columns, [row]), _raw(kills), num_equal == len(kills)
-
-
-def train_in_two(run: Path, moment: float | None, parallel: str) -> tuple[float, int, float] | None:
-    """Train; `moment` seconds after the start one of two processes is killed: when, after which step, seconds to the next."""
-    settings = [f"steps={_NUM_RUN_STEPS}", "batch=4"]
-    command = [sys.executable, "-m", "tensorferry.cli", "train", _RECIPE, "--workers", "2", "--seed", "1", "--every", str(_EVERY)]
-    command += [
-        "--parallel",
-        parallel,
-        "--json",
-        "--out",
-        str(run),
-        *(word for setting in settings for word in ("--set", setting)),
-    ]
-    steps: list[tuple[float, int]] = []
-    killed: list[float] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        timer = Timer(moment or 0, lambda: killed.append(_kill_one(parent)))
-        if moment is not None:
-            timer.start()
-        for line in parent.stdout:
-            row = json.loads(line)
-            if "loss" in row:
-                steps.append((perf_counter(), row["step"]))
-        timer.cancel()
-    if not killed or not killed[0]:
-        return None
-    assert moment is not None
-    before = max((step for when, step in steps if when < killed[0]), default=0)
-    return moment, before, next((when - killed[0] for when, _ in steps if when > killed[0] + _IN_THE_PIPE_SECONDS), 0.0)
-
-
-def _kill_one(parent: "subprocess.Popen[str]") -> float:
-    """When it was killed; 0 where the run was over first."""
-    while parent.poll() is None:
-        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        ranks = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        if len(ranks) == 2:
-            os.kill(int(random.choice(ranks)), signal.SIGKILL)
-            return perf_counter()
-        sleep(0.05)
-    return 0.0
-
-
-def measure_saves(options: argparse.Namespace) -> tuple[FigureTable, Any, bool]:
+def measure_saves(options: argparse.Namespace) -> Measured:
     """Steps without a save, with one that they wait for, and with one that is written while they go on; in turns."""
-    turns = [[_run(time_saves, 1, way) for way in ("none", "waits", "goes on")] for _ in range(options.turns)]
-    waits, goes_on = (median(turn[place] - turn[0] for turn in turns) for place in (1, 2))
-    row = ["BERT base, AdamW", f"{waits:.2f} s", f"{goes_on:.2f} s", f"{goes_on / waits:.2f}x"]
+    turns = [[_run(time_saves, 1, way, options.steps) for way in ("none", "waits", "goes on")] for _ in range(options.turns)]
+    return {"BERT base, AdamW": {"turns": turns}}
+
+
+def table_saves(found: Measured) -> tuple[FigureTable, bool]:
+    """What either way of saving takes from training."""
+    rows, is_met = [], True
+    for name, each in found.items():
+        waits, goes_on = (median(turn[place] - turn[0] for turn in each["turns"]) for place in (1, 2))
+        rows.append([name, f"{waits:.2f} s", f"{goes_on:.2f} s", f"{goes_on / waits:.2f}x"])
+        is_met = is_met and goes_on / waits <= TARGET_LOST
     columns = ["model", "lost to a save that steps wait for", "to one written meanwhile", "share"]
-    return FigureTable("training time lost to a checkpoint", columns, [row]), {"turns": turns}, goes_on / waits <= TARGET_LOST
+    return FigureTable("training time lost to a checkpoint", columns, rows), is_met
 
 
-def time_saves(way: str) -> float:
+def time_saves(way: str, num_steps: int) -> float:
     """Seconds of some steps that may begin with a checkpoint; what is still written when they end is not waited for."""
     import torch
 
     from tensorferry.recipes.models import bert
     from tensorferry.train.checkpoints import RunState, save_checkpoint
+    from tensorferry.train.late_copy import LateCopy, list_late
     from tensorferry.train.saver import Saver
 
     torch.set_num_threads(1)
     model, texts = bert.bert_base(), bert.make_batch(8, seed=1)
     optimizer = torch.optim.AdamW(model.parameters())
+    copies: list[LateCopy] = []
 
     def step() -> None:
         bert.compute_loss(model, *texts).backward()
+        while copies:
+            copies.pop().wait()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -286,26 +233,19 @@ def time_saves(way: str) -> float:
         step()
     with tempfile.TemporaryDirectory() as folder, Saver() as saver:
         begin = perf_counter()
-        state = copy.deepcopy(take_state()) if way == "goes on" else take_state()
-        write = partial(save_checkpoint, Path(folder), RunState(1), lambda part: torch.save(state, part / "state.pt"))
         if way == "waits":
-            write()
+            save_checkpoint(Path(folder), RunState(1), lambda part: torch.save(take_state(), part / "state.pt"))
         elif way == "goes on":
+            copy = LateCopy(take_state(), list_late(model, optimizer))
+            copies.append(copy)
+            write = partial(save_checkpoint, Path(folder), RunState(1), lambda part: torch.save(copy.take(), part / "state.pt"))
             saver.start(write)
-        for _ in range(_NUM_STEPS):
+        for _ in range(num_steps):
             step()
         return perf_counter() - begin
 
 
-def _losses(run: Path) -> list[float]:
-    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
-    return [json.loads(line)["loss"] for line in lines]
-
-
-def _raw(values: list[Any]) -> list[dict[str, Any]]:
-    return [asdict(value) for value in values]
-
-
+_TABLES = {"scaling": table_scaling, "shards": table_shards, "kills": table_kills, "saves": table_saves}
 _MEASURE = {"scaling": measure_scaling, "shards": measure_shards, "kills": measure_kills, "saves": measure_saves}
 
 

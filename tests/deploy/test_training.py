@@ -207,6 +207,16 @@ def test_a_batch_that_nobody_set_grows_with_the_processes_and_that_is_told(
     assert not any("batch" in argument for argument in found["TrainJob"].get("spec", "trainer", "args"))
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [("torch", "torch"), ("", "tensorflow")])
+def test_pods_of_a_keras_recipe_take_the_back_end_it_was_checked_for(
+    chosen: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", chosen)
+    assert main(["deploy", "train", "unet3d-brain", "--to", str(tmp_path / "brain"), "--kind", "job", *_IMAGE]) == 0
+    (job,) = (each for each in read_manifests(tmp_path / "brain")[0] if each.kind == "Job")
+    assert {"name": "KERAS_BACKEND", "value": expected} in _container(job)[0]["env"]
+
+
 def test_a_recipe_that_is_a_file_here_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "train", "my.py:Recipe", "--to", str(tmp_path / "job"), *_IMAGE]) == 2
     assert "is a file of this machine" in capsys.readouterr().err

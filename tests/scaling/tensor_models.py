@@ -2,6 +2,9 @@
 
 import copy
 import math
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +15,9 @@ from torch.nn import functional
 
 import tensorferry as ferry
 from tensorferry.recipes.models import bert, gpt
-from tensorferry.scaling.shards import collect_optimizer, collect_weights, distribute_optimizer, distribute_weights
+from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.shard_files import ShardFiles, name_file, take_part
+from tensorferry.scaling.shards import distribute_optimizer, distribute_weights
 
 WIDTH, NUM_STEPS = 16, 5
 
@@ -105,7 +110,7 @@ def train_whole(name: str) -> tuple[dict[str, torch.Tensor], list[tuple[float, f
     """Weights of one process, and of each step loss and norm; with SGD, which tells a gradient from twice that gradient."""
     torch.manual_seed(1)
     model, compute_loss, batch = MODELS[name]()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = _make_optimizer(model)
     return model.state_dict(), _take_steps(model, optimizer, compute_loss, batch, nn.utils.clip_grad_norm_)
 
 
@@ -125,32 +130,52 @@ def _take_steps(
 
 
 def train_split(name: str, parallel: str, num_neighbours: int) -> tuple[dict[str, torch.Tensor], list[tuple[float, float]], bool]:
-    """The same of ranks, and whether what was collected and given out again has the same bits, split so or by `fsdp`."""
+    """The same of ranks, and whether what they write is read with the same bits, by those that are split so and by `fsdp`."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     model, compute_loss, batch = MODELS[name]()
     whole = copy.deepcopy(model)
     with ferry.scale(model, parallel=parallel) as scaled:
         rank, size = dist.get_rank() // num_neighbours, dist.get_world_size() // num_neighbours
-        optimizer = torch.optim.SGD(scaled.parameters(), lr=0.1, momentum=0.9)
+        optimizer = _make_optimizer(scaled)
         own = tuple(each[rank::size] for each in batch)
         told = _take_steps(scaled, optimizer, compute_loss, own, ferry.clip_gradients)
-        weights, state = _share(collect_weights(scaled)), _share(collect_optimizer(optimizer, scaled))
+        weights, state = _exchange(scaled, optimizer, parallel, whole)
     same = []
     for other_way in (parallel, "fsdp"):
         with ferry.scale(copy.deepcopy(whole), parallel=other_way) as other:
-            empty = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
+            empty = _make_optimizer(other)
             distribute_weights(other, weights)
             distribute_optimizer(empty, other, state)
-            again = _share(collect_weights(other)), _share(collect_optimizer(empty, other))
+            again = _exchange(other, empty, other_way, whole)
             same.append(_is_same((weights, state["state"]), (again[0], again[1]["state"])))
     return weights, told, all(same)
 
 
-def _share(value: Any) -> Any:
-    box = [value]
+def _make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def _exchange(model: nn.Module, optimizer: torch.optim.Optimizer, parallel: str, whole: nn.Module) -> tuple[Any, Any]:
+    """The whole state: what one process reads of what all ranks write, which each of them has read and written once more."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    place = find_parallel(parallel, size).locate(rank)
+    box = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(box, src=0)
-    return box[0]
+    first, again = (Path(str(box[0]), name) for name in ("first", "again"))
+    for folder in (first, again):
+        folder.mkdir(exist_ok=True)
+        torch.save(take_part(model, optimizer, place), folder / name_file(rank, size))
+        dist.barrier()
+        files = ShardFiles(folder)
+        model.load_state_dict(files.read_weights(model))
+        optimizer.load_state_dict(files.read_optimizer(optimizer, model))
+    files, reader = ShardFiles(again), copy.deepcopy(whole)
+    found = files.read_weights(reader), files.read_optimizer(_make_optimizer(reader), reader)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(str(box[0]))
+    return found
 
 
 def _is_same(one: Any, other: Any) -> bool:

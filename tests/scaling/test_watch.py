@@ -17,13 +17,12 @@ LONG = 60.0
 class _Team:
     """Ranks of one process that share a store; `named` is what each has said before it would have ended."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, num_begun: int | None = None) -> None:
         store = dist.HashStore()
         self.named: dict[int, str] = {}
         self.someone_ended = threading.Event()
-        met = threading.Barrier(size)
         self.ranks = [Watch(rank, size, store, SECONDS, self._note(rank)) for rank in range(size)]
-        starts = [threading.Thread(target=watch.start, args=(met.wait,)) for watch in self.ranks]
+        starts = [threading.Thread(target=watch.start, args=(SECONDS,)) for watch in self.ranks[:num_begun]]
         for start in starts:
             start.start()
         for start in starts:
@@ -43,6 +42,11 @@ def team() -> Iterator[_Team]:
     yield two
     for watch in two.ranks:
         watch.stop()
+
+
+def test_a_rank_that_never_begins_is_named() -> None:
+    two = _Team(2, num_begun=1)
+    assert two.named == {0: "rank 0 waited 3 s for rank 1, which did not begin"}
 
 
 def test_a_rank_that_does_not_come_is_named_with_the_line_it_is_at(team: _Team) -> None:

@@ -73,10 +73,19 @@ def test_a_number_of_nodes_is_one_or_a_range(text: str) -> None:
         ("fsdp=4, data=2", 8, Parallel(2, 4)),
         ("tensor", 4, Parallel(1, 1, 4)),
         ("fsdp,tensor=2", 8, Parallel(1, 4, 2)),
+        ("data,tensor=2,pipeline=2", 8, Parallel(2, 1, 2, 2)),
     ],
 )
 def test_a_way_without_a_number_takes_the_ranks_that_are_left(text: str, num_ranks: int, expected: Parallel) -> None:
     assert find_parallel(text, num_ranks) == expected
+
+
+def test_ranks_that_share_rows_are_told_apart_by_their_place() -> None:
+    ways = Parallel(data=2, fsdp=2, tensor=2, pipeline=2)
+    places = [tuple(ways.locate(rank).values()) for rank in range(ways.num_ranks)]
+    assert places == sorted(set(places))
+    # one rank of the last stage for each part of the rows
+    assert [places[rank] for rank in ways.row_leaders] == [(1, 0, 0, 0), (1, 0, 1, 0), (1, 1, 0, 0), (1, 1, 1, 0)]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +97,7 @@ def test_a_way_without_a_number_takes_the_ranks_that_are_left(text: str, num_ran
         ("data,data", "twice"),
         ("data=0", "expected a number of ranks"),
         ("tensor=3", "needs 3 workers, there are 4"),
-        ("pipeline=2", "there is no way 'pipeline'"),
+        ("piepline=2", "there is no way 'piepline'"),
     ],
 )
 def test_what_does_not_come_out_even_is_refused(text: str, says: str) -> None:

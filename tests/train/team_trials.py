@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.parallel import Split, find_parallel
 from tensorferry.scaling.torch import join
 from tensorferry.scaling.world import find_world
 from tensorferry.train.progress import NoProgress
@@ -33,7 +33,7 @@ def train_all(folder: Path) -> None:
         "norm-fsdp": (request_trial("Normed", folder / "norm-fsdp"), "fsdp"),
     }
     for request, parallel in requests.values():
-        ranks = Ranks(team, parallel)
+        ranks = Ranks(team, Split(parallel))
         code = begin(request, NoProgress(), ranks) if team.is_leader else follow(ranks)
         assert code == 0
     team.close()

@@ -1,4 +1,4 @@
-"""A Keras recipe in several processes, on the back end that can."""
+"""A Keras recipe in several processes: on torch with torch's averages, on TensorFlow with its own strategy."""
 
 import os
 import subprocess
@@ -18,11 +18,12 @@ ROUNDING = 1e-4
 
 
 @pytest.mark.slow
-def test_two_processes_train_a_keras_recipe_as_one_does(keras_python: Callable[[str], str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_two_processes_train_a_keras_recipe_as_one_does(backend: str, keras_python: Callable[[str], str], tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"KERAS_BACKEND": "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment = os.environ | {"KERAS_BACKEND": backend, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     same = ["-m", "tensorferry.cli", "train", PLAIN, "--set", "batch=5", "--seed", "7", "--every", "4", "--out"]
-    for python, name, options in ((keras_python("torch"), "alone", []), (sys.executable, "two", ["--workers", "2"])):
+    for python, name, options in ((keras_python(backend), "alone", []), (sys.executable, "two", ["--workers", "2"])):
         command = [python, *same, str(tmp_path / name), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
         assert done.returncode == 0, done.stderr
@@ -35,7 +36,14 @@ def test_two_processes_train_a_keras_recipe_as_one_does(keras_python: Callable[[
 
 
 @pytest.mark.parametrize(
-    ("backend", "options"), [("tensorflow", []), ("torch", ["--parallel", "fsdp"]), ("torch", ["--sync-norm"]), ("", [])]
+    ("backend", "options"),
+    [
+        ("jax", []),
+        ("torch", ["--parallel", "fsdp"]),
+        ("tensorflow", ["--parallel", "pipeline"]),
+        ("tensorflow", ["--budget", "1GiB"]),
+        ("", ["--sync-norm"]),
+    ],
 )
 def test_what_a_keras_recipe_cannot_do_in_two_processes_is_told_before_they_start(
     backend: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -43,7 +51,7 @@ def test_what_a_keras_recipe_cannot_do_in_two_processes_is_told_before_they_star
     monkeypatch.setenv("KERAS_BACKEND", backend)
     assert main(["train", PLAIN, "--workers", "2", "--out", str(tmp_path / "run"), *options]) == 2
     assert capsys.readouterr().err == (
-        "ferry: a Keras recipe trains in several processes on the torch back end alone (KERAS_BACKEND=torch), with "
-        "--parallel data and without --sync-norm; otherwise leave out --workers and --nodes\n"
+        "ferry: a Keras recipe trains in several processes on the TensorFlow and the torch back end, with --parallel data and "
+        "without --sync-norm, --budget and fp16; otherwise leave out --workers and --nodes\n"
     )
     assert not (tmp_path / "run").exists()

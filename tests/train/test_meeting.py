@@ -18,7 +18,8 @@ class _Second(Team):
     """One of two ranks; the other one has found what it has."""
 
     rank, size = 1, 2
-    row_rank, num_row_ranks = 1, 2
+    row_rank, num_row_ranks, draw_rank = 1, 2, 1
+    row_leaders = (0, 1)
 
     def __init__(self, other: Any) -> None:
         self._other = other

@@ -93,30 +93,35 @@ def test_an_error_of_one_rank_is_told_once_and_not_tried_again(
     assert "all are back" not in ended.stdout
 
 
-def test_a_rank_that_is_stopped_is_named_and_all_come_back(
+def test_a_rank_of_a_pipeline_that_is_stopped_is_named_and_all_come_back(
     train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("freeze", "--wait", "6")
+    ended = train_in_two("freeze", "--wait", "6", "--parallel", "pipeline")
     assert ended.returncode == 0, ended.stderr
     assert "ferry: rank 0 waited 6 s for rank 1 (stopped, or its machine is gone; last seen " in ended.stderr
     assert "restart 1" in ended.stdout
     _check_equal(tmp_path / "run", alone)
 
 
+@pytest.mark.parametrize(
+    ("parallel", "says"),
+    [("data", "for rank 0 (stuck; last seen in teams.py:"), ("pipeline", "inside a step; rank 0 was last seen in teams.py:")],
+)
 def test_a_leader_that_sticks_is_named_when_there_is_no_other_try(
-    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"],
+    parallel: str, says: str, train_in_two: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
-    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0")
+    ended = train_in_two("stick", "--wait", "6", "--set", "who=0", "--restarts", "0", "--parallel", parallel)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
-    assert said.startswith("ferry: rank 1 waited 6 s for rank 0 (stuck; last seen in teams.py:")
+    assert said.startswith(f"ferry: rank 1 waited 6 s {says}")
     assert said.endswith("What was saved is whole: go on with --resume")
 
 
-def test_a_leader_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
-    train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
+@pytest.mark.parametrize(("who", "parallel"), [("0", "data"), ("1", "fsdp")])  # who writes all, and who writes a part
+def test_a_rank_whose_disk_is_full_says_so_and_what_was_saved_is_gone_on_with(
+    who: str, parallel: str, train_in_two: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path, alone: Path
 ) -> None:
-    ended = train_in_two("fill", "--set", "who=0")
+    ended = train_in_two("fill", "--set", f"who={who}", "--parallel", parallel)
     assert ended.returncode == 1
     said = ended.stderr.splitlines()[-1]
     assert said.startswith("ferry: cannot save ")
@@ -184,6 +189,7 @@ def test_a_machine_that_is_lost_is_replaced_by_another_that_is_told_the_same(tmp
         (["--parallel", "data=3"], "needs 3 workers, there are 2"),
         (["--parallel", "tensor=2", "--set", "width=15"], "tensor=2: 1.0 is 15 wide inside, which 2 does not divide"),
         (["--set", "batch=1"], "a batch of 1 has no row for each of 2 workers"),
+        (["--parallel", "pipeline", "--micro-batch", "2"], "--micro-batch 2 does not cut the 5 rows of a pipeline"),
         (["--rendezvous", "localhost:29500"], "--rendezvous is for several machines"),
     ],
 )
@@ -200,3 +206,11 @@ def test_what_cannot_be_split_is_refused_before_a_process_starts(
 def test_a_way_is_chosen_for_new_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(tmp_path), "--workers", "2", "--parallel", "auto"]) == 2
     assert capsys.readouterr().err == "ferry: --parallel auto chooses for a new run; say data or fsdp to resume one\n"
+
+
+def test_ways_with_numbers_say_how_many_processes_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", LAYERED, "--parallel", "data=2,fsdp=2", "--set", "batch=3", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "a batch of 3 has no row for each of 4 workers" in capsys.readouterr().err
+    assert main([*command, "--workers", "3"]) == 2
+    assert "--parallel data=2,fsdp=2 needs 4 workers, there are 3" in capsys.readouterr().err

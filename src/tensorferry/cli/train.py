@@ -72,13 +72,19 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--budget", metavar="BYTES", help='the most memory a step may hold, such as "1.5GiB", or "auto": most of what is free'
     )
     parser.add_argument(
-        "--workers", type=_workers, metavar="N", help="train in N processes on this machine; auto: one for each accelerator"
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help="train in N processes on this machine; auto: one for each accelerator (default: as --parallel says, or one)",
     )
     parser.add_argument(
         "--parallel",
         metavar="WAYS",
-        help="how they share the work: data, fsdp, tensor=N, fsdp=2,tensor=2, or auto: data or fsdp (default: data)",
+        help="how they share the work: data, fsdp, tensor=N, pipeline=N, products as fsdp=2,tensor=2, or auto: data or fsdp "
+        "(default: data)",
     )
+    parser.add_argument("--micro-batch", type=positive, metavar="N", help="rows that a pipeline's ranks compute at a time")
+    parser.add_argument("--interleave", type=positive, metavar="N", help="stages that each rank of a pipeline has (default: 1)")
     parser.add_argument("--sync-norm", action="store_true", help="batch norm over the rows of all processes")
     parser.add_argument("--nodes", metavar="N", help="train on N machines, or on MIN:MAX; start the same command on each")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the machines meet: one of them, and a free port")
@@ -99,15 +105,17 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _run(options: argparse.Namespace) -> int:
     from tensorferry import BadOption, BadRun
     from tensorferry.fitting.folder import is_fitted
+    from tensorferry.scaling.parallel import Pipelining, Split
     from tensorferry.train.start import TrainRequest
     from tensorferry.train.worker import Order
 
-    parallel = options.parallel or Order.parallel
+    pipelining = Pipelining(options.micro_batch, options.interleave or Pipelining.interleave)
+    split = Split(options.parallel or Split.parallel, options.sync_norm, pipelining)
     if options.resume is not None:
         _refuse_with_resume(options)
         if is_fitted(options.resume):
             raise BadRun(f"{str(options.resume)!r} is a run of `ferry fit`, which has no steps to resume; fit the table again")
-        order = Order(None, options.resume, options.recipe, parallel, options.sync_norm, options.json, wait_seconds=options.wait)
+        order = Order(None, options.resume, options.recipe, split, options.json, wait_seconds=options.wait)
         return _train(options, order)
     if options.recipe is None:
         raise BadOption("name a recipe (ferry train RECIPE), or a run to resume (ferry train --resume FOLDER)")
@@ -132,8 +140,7 @@ def _run(options: argparse.Namespace) -> int:
         raise BadOption("--auto-resume goes on with a run and --force overwrites it; leave one of them out")
     order = Order(
         request,
-        parallel=parallel,
-        sync_norm=options.sync_norm,
+        split=split,
         as_json=options.json,
         goes_on=options.auto_resume,
         wait_seconds=options.wait,
@@ -151,20 +158,35 @@ def _train(options: argparse.Namespace, order: "Order") -> int:
     from tensorferry.train.worker import train_as_rank, train_on
 
     if (world := find_world()) is not None:
-        if order.parallel == _AUTO_PARALLEL:
+        if order.split.parallel == _AUTO_PARALLEL:
             raise BadOption("--parallel auto chooses before processes start, and these are started already; say data or fsdp")
-        return train_as_rank(world, order)
+        return train_as_rank(world, _grow_batch(order, world.size, speaks=world.rank == 0))
     cluster = _cluster(options)
     if not cluster.is_alone:
-        return train_on(cluster, _choose_parallel(order, cluster), options.restarts)
-    if options.parallel is not None:
-        raise BadOption("--parallel is for several processes; say how many, as in --workers 2")
-    if options.sync_norm:
-        raise BadOption("--sync-norm is for several processes; say how many, as in --workers 2")
+        order = _choose_parallel(order, cluster)
+        return train_on(cluster, _grow_batch(order, cluster.num_workers * cluster.max_nodes), options.restarts)
+    for name in ("parallel", "sync_norm", "micro_batch", "interleave"):
+        if getattr(options, name):
+            raise BadOption(f"--{name.replace('_', '-')} is for several processes; say how many, as in --workers 2")
     progress = post_progress(make_progress(order.as_json))
     if order.request is not None:
         return (begin_or_resume if order.goes_on else begin)(order.request, progress)
     return resume(options.resume, progress, order.recipe)
+
+
+def _grow_batch(order: "Order", num_ranks: int, *, speaks: bool = True) -> "Order":
+    """The order with a row for each process, unless the user has said how many there are."""
+    from dataclasses import replace
+
+    from tensorferry.train.progress import make_progress
+    from tensorferry.train.worker import grow_batch
+
+    if (request := order.request) is None:
+        return order
+    settings, note = grow_batch(request.recipe, request.settings, request.start, order.split.parallel, num_ranks)
+    if note and speaks:
+        make_progress(order.as_json).say(note)
+    return replace(order, request=replace(request, settings=settings))
 
 
 def _choose_parallel(order: "Order", cluster: "Cluster") -> "Order":
@@ -173,7 +195,7 @@ def _choose_parallel(order: "Order", cluster: "Cluster") -> "Order":
 
     from tensorferry import BadOption
 
-    if order.parallel != _AUTO_PARALLEL:
+    if order.split.parallel != _AUTO_PARALLEL:
         return order
     if order.request is None:
         raise BadOption("--parallel auto chooses for a new run; say data or fsdp to resume one")
@@ -182,11 +204,12 @@ def _choose_parallel(order: "Order", cluster: "Cluster") -> "Order":
 
     chosen, reason = choose_parallel(order.request, cluster)
     make_progress(order.as_json).say(f"parallel: {chosen} ({reason})")
-    return replace(order, parallel=chosen)
+    return replace(order, split=replace(order.split, parallel=chosen))
 
 
 def _cluster(options: argparse.Namespace) -> "Cluster":
     from tensorferry import BadOption
+    from tensorferry.scaling.parallel import count_ranks
     from tensorferry.scaling.world import Cluster, parse_nodes, read_operator
 
     if options.workers is None and options.nodes is None and (asked := read_operator()) is not None:
@@ -196,7 +219,10 @@ def _cluster(options: argparse.Namespace) -> "Cluster":
         raise BadOption(f"--nodes {options.nodes} needs --rendezvous HOST:PORT, where the machines meet")
     if most == 1 and options.rendezvous is not None:
         raise BadOption("--rendezvous is for several machines; say how many, as in --nodes 2")
-    return Cluster(_count_workers(options.workers), fewest, most, options.rendezvous)
+    workers = _count_workers(options.workers)
+    if options.workers is None and options.nodes is None and options.parallel not in (None, _AUTO_PARALLEL):
+        workers = count_ranks(options.parallel) or workers
+    return Cluster(workers, fewest, most, options.rendezvous)
 
 
 def _count_workers(asked: int | None) -> int:

@@ -5,6 +5,7 @@ run in its folder when it is started again. The folder is on a claim that all po
 """
 
 import math
+import os
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,11 +22,14 @@ from tensorferry.deploy.names import check_name, is_label, split_image
 from tensorferry.deploy.options import JobOptions
 from tensorferry.errors import BadOption
 from tensorferry.recipes.loading import make_recipe
-from tensorferry.scaling.parallel import find_parallel
+from tensorferry.recipes.recipe import TorchRecipe
+from tensorferry.scaling.parallel import Split
 from tensorferry.scaling.world import Cluster
 from tensorferry.text import printable
+from tensorferry.train.config import BACKEND_VARIABLE
 from tensorferry.train.start import TrainRequest
-from tensorferry.train.worker import Order, check_order
+from tensorferry.train.trainer import KERAS_TEAM_BACKENDS
+from tensorferry.train.worker import Order, check_order, grow_batch
 from tensorferry.units import format_bytes, parse_bytes
 
 KINDS = {
@@ -83,6 +87,7 @@ def write_training(options: JobOptions) -> str:
         "user": USER,
         "port": _PORT,
         "train_args": train_args,
+        "keras_backend": _find_backend(options),
         "runtime": options.runtime,
         "runtime_kind": "ClusterTrainingRuntime" if options.is_cluster_wide or options.runtime else "TrainingRuntime",
     }
@@ -105,6 +110,12 @@ def write_training(options: JobOptions) -> str:
     return note
 
 
+def _find_backend(options: JobOptions) -> str:
+    """What Keras runs on in the pods: what it was checked for here; empty where the recipe has no Keras."""
+    recipe = make_recipe(options.recipe, dict(options.settings), options.start)
+    return "" if isinstance(recipe, TorchRecipe) else os.environ.get(BACKEND_VARIABLE) or KERAS_TEAM_BACKENDS[0]
+
+
 def _make_patch(pod: str) -> str:
     """What of a pod may be said beside a runtime that is there already."""
     described: dict[str, Any] = yaml.safe_load(pod)
@@ -116,15 +127,9 @@ def _make_patch(pod: str) -> str:
 
 def _fit_batch(options: JobOptions, processes: int) -> tuple[JobOptions, str]:
     """With the recipe's batch for every process, where it has fewer rows than there are processes and nobody set another."""
-    num = processes * options.nodes
-    settings = dict(options.settings)
-    if num == 1 or "batch" in settings:
-        return options, ""
-    batch = make_recipe(options.recipe, settings, options.start).settings.batch
-    if batch >= find_parallel(options.parallel or Order.parallel, num).num_row_ranks:
-        return options, ""
-    note = f"batch={batch * num}: the recipe's {batch} for each of {num} processes, and its learning rate for {batch}; see --set"
-    return replace(options, settings=(*options.settings, ("batch", str(batch * num)))), note
+    parallel = options.parallel or Split.parallel
+    settings, note = grow_batch(options.recipe, dict(options.settings), options.start, parallel, processes * options.nodes)
+    return replace(options, settings=tuple(settings.items())), note
 
 
 def list_arguments(options: JobOptions, name: str) -> list[str]:
@@ -173,7 +178,7 @@ def _check(options: JobOptions, image: str, processes: int) -> None:
     request = TrainRequest(options.recipe, dict(options.settings), options.start)
     cluster = Cluster(processes, options.nodes, options.nodes, "" if options.nodes > 1 else None)
     if not cluster.is_alone:
-        check_order(Order(request, parallel=options.parallel or Order.parallel), cluster)
+        check_order(Order(request, split=Split(options.parallel or Split.parallel)), cluster)
     else:
         if options.parallel is not None:
             raise BadOption("--parallel is for several processes; say how many, as in --nodes 2 or --workers 2")

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from tensorferry.errors import NotSupported
 
-_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def synchronise_norms(model: nn.Module, num_neighbours: int = 1) -> None:
     """Norm over all ranks from now on; `num_neighbours` ranks have the same rows. Names and values of weights stay."""
-    norms = [module for module in model.modules() if isinstance(module, _KINDS)]
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
     if not norms:
         raise NotSupported(f"--sync-norm: {type(model).__name__} has no batch norm; leave it out")
     for norm in norms:

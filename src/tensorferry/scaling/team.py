@@ -4,6 +4,7 @@ What one of them finds, all must know before the next waits for it: a wait that 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,8 +16,12 @@ class Team(ABC):
 
     rank: int
     size: int
-    row_rank: int  # among those that divide the rows of a batch; ranks that split layers with each other have one in common
+    row_rank: int  # among those that divide the rows of a batch; ranks that split a model with each other have one in common
     num_row_ranks: int
+    row_leaders: Sequence[int]  # for each part of the rows a rank that has the outputs
+    strategy: Any = None  # TensorFlow's, where that carries the gradients
+    wait_seconds: float = WAIT_SECONDS  # inside a step
+    draw_rank: int  # ranks that have this in common draw the same random numbers
 
     @property
     def is_leader(self) -> bool:
@@ -48,7 +53,8 @@ class Alone(Team):
     """One process, which agrees with itself."""
 
     rank, size = 0, 1
-    row_rank, num_row_ranks = 0, 1
+    row_rank, num_row_ranks, draw_rank = 0, 1, 0
+    row_leaders = (0,)
 
     def gather(self, value: Any) -> list[Any]:
         return [value]

@@ -1,4 +1,4 @@
-"""torch's own distributed engines: a process group, DDP, FSDP2 and tensor parallelism.
+"""torch's own distributed engines: a process group, DDP, FSDP2, tensor and pipeline parallelism.
 
 Where there is an accelerator a second group, on gloo, carries what ranks tell each other, so that no word waits for a kernel.
 None of it has been run on an accelerator.
@@ -8,7 +8,7 @@ import atexit
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,14 +16,15 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tensorferry.errors import NotSupported
 from tensorferry.machine import count_cores
-from tensorferry.scaling.parallel import Parallel, find_parallel
+from tensorferry.scaling.parallel import Parallel, Pipelining, find_parallel
+from tensorferry.scaling.pipeline import PipelinedModel, check_chain
 from tensorferry.scaling.sync_norm import synchronise_norms
 from tensorferry.scaling.team import WAIT_SECONDS, Team
 from tensorferry.scaling.tensor_parallel import split_layers
@@ -42,8 +43,10 @@ class TorchTeam(Team):
 
     def __init__(self, world: World, parallel: Parallel, device: torch.device, words: Any, watch: Watch) -> None:
         self.rank, self.size = world.rank, world.size
-        self.row_rank, self.num_row_ranks = world.rank // parallel.tensor, parallel.num_row_ranks
-        self.device = device
+        self.num_row_ranks, self.row_leaders = parallel.num_row_ranks, parallel.row_leaders
+        self.draw_rank = world.rank // parallel.tensor
+        self.row_rank = self.draw_rank % self.num_row_ranks
+        self.device, self.wait_seconds = device, watch.seconds
         self._words = words  # the group that carries them
         self._watch = watch
 
@@ -84,7 +87,7 @@ def join(world: World, parallel: Parallel, end: Callable[[str], None], seconds: 
     stores: Any = dist  # torch does not declare them
     store = stores.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=to_begin)
     watch = Watch(world.rank, world.size, stores.PrefixStore(of_this_round[0], store), seconds, end)
-    watch.start(lambda: dist.monitored_barrier(words, timeout=to_begin))
+    watch.start(to_begin.total_seconds())
     set_group_timeout(timedelta(seconds=_LATER * seconds))
     return TorchTeam(world, parallel, device, words, watch)
 
@@ -128,6 +131,8 @@ def scale(model: torch.nn.Module, parallel: str = "data", *, sync_norm: bool = F
         yield model
         return
     ways = find_parallel(parallel, world.size)
+    if ways.pipeline > 1:
+        raise NotSupported("a pipeline takes whole steps, not calls of a model: make yours a recipe, and use `ferry train`")
     device = _meet(world)
     yield spread(model.to(device), ways, device, sync_norm=sync_norm)
 
@@ -171,17 +176,20 @@ def _check_averages(world: World, device: torch.device) -> None:
         )
 
 
-def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, sync_norm: bool = False) -> torch.nn.Module:
+def spread(
+    model: torch.nn.Module,
+    parallel: Parallel,
+    device: torch.device,
+    *,
+    sync_norm: bool = False,
+    wait_seconds: float = WAIT_SECONDS,
+) -> torch.nn.Module:
     """What to call in the model's place. Its weights become the leader's; with `fsdp` or `tensor` they are shards from now on."""
     if sync_norm:
         synchronise_norms(model, parallel.tensor)
     if parallel.fsdp == 1 and parallel.tensor == 1:
         return Replicated(model)
-    share_tensors((*model.parameters(), *model.buffers()))
-    names = ("data", "fsdp", "tensor")
-    mesh = init_device_mesh(device.type, (parallel.data, parallel.fsdp, parallel.tensor), mesh_dim_names=names)
-    if parallel.tensor > 1:
-        split_layers(model, mesh["tensor"])
+    mesh = _begin_split(model, parallel, device, wait_seconds)
     if parallel.num_row_ranks == 1:
         return model
     settings: dict[str, Any] = {"mesh": mesh["data", "fsdp"] if parallel.data > 1 else mesh["fsdp"]}
@@ -191,18 +199,44 @@ def spread(model: torch.nn.Module, parallel: Parallel, device: torch.device, *, 
     return model
 
 
+def make_pipeline(
+    model: torch.nn.Module,
+    parallel: Parallel,
+    device: torch.device,
+    pipelining: Pipelining,
+    inputs: Sequence[str],
+    precision: AbstractContextManager[Any],
+    wait_seconds: float = WAIT_SECONDS,
+) -> PipelinedModel:
+    """This rank's stages of a model; those of others have no memory in it from now on. `inputs` are what a batch has for it."""
+    check_chain(model, parallel.pipeline * pipelining.interleave)  # layers have their usual kind until they are split
+    mesh = _begin_split(model, parallel, device, wait_seconds)
+    apart = parallel.num_ranks // parallel.pipeline
+    # messages between two ranks wait as long as their group was made to, whatever is set later
+    group, _ = dist.new_subgroups_by_enumeration(
+        [list(range(first, parallel.num_ranks, apart)) for first in range(apart)],
+        timeout=timedelta(seconds=_LATER * wait_seconds),
+    )
+    return PipelinedModel(model, parallel, mesh, group, pipelining, inputs, precision)
+
+
+def _begin_split(model: torch.nn.Module, parallel: Parallel, device: torch.device, wait_seconds: float) -> DeviceMesh:
+    """The mesh of all ranks, which have the leader's weights, and their share of layers."""
+    share_tensors((*model.parameters(), *model.buffers()))
+    sizes = {"pipeline": parallel.pipeline, "data": parallel.data, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for way in sizes:  # torch would wait for half an hour
+        set_group_timeout(timedelta(seconds=_LATER * wait_seconds), mesh[way].get_group())
+    if parallel.tensor > 1:
+        split_layers(model, mesh["tensor"])
+    return mesh
+
+
 def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
     """Give all ranks the leader's numbers, as of running statistics; what ranks have shares of stays."""
     for tensor in tensors:
         if not isinstance(tensor, DTensor):
             dist.broadcast(tensor.detach(), src=0)
-
-
-def average_tensors(tensors: Iterable[torch.Tensor | None]) -> None:
-    """Give all ranks the mean of what each has."""
-    for tensor in tensors:
-        if tensor is not None:
-            dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
 
 
 class Replicated(DistributedDataParallel):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,18 @@ class Watch:
         self._is_done = threading.Event()
         self._signs: dict[int, _Sign] = {}  # as they were last read
 
-    def start(self, meet: Callable[[], None]) -> None:
-        """Begin to tell and to look; `meet` comes back once all ranks have called it."""
+    def start(self, seconds: float) -> None:
+        """Begin to tell and to look once all ranks do; one that does not begin within so long is named."""
         self._tell()
-        meet()
+        ranks = [str(rank) for rank in range(self._size)]
+        try:
+            self._store.wait(ranks, timedelta(seconds=seconds))
+        except dist.DistError:
+            missing = [rank for rank in ranks if not self._store.check([rank])]
+            if not missing:
+                raise
+            self._end(f"rank {self._rank} waited {seconds:.0f} s for rank {', '.join(missing)}, which did not begin")
+            return
         self._signs = self._read()
         for each in (self._exchange, self._guard):
             threading.Thread(target=each, name="ferry-watch", daemon=True).start()

@@ -3,11 +3,12 @@
 from tensorferry.errors import BadRecipe
 from tensorferry.extras import FRAMEWORK_EXTRAS, missing_extra
 from tensorferry.recipes.recipe import Data, KerasRecipe, Recipe, TorchRecipe
+from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.trainer import Terms, Trainer
 
 
-def make_trainer(recipe: Recipe, data: Data, terms: Terms) -> Trainer:
-    """The trainer of the recipe's framework, with the model built and nothing trained yet."""
+def make_trainer(recipe: Recipe, data: Data, terms: Terms, team: Team = ALONE) -> Trainer:
+    """The trainer of the recipe's framework, with the model built and nothing trained yet; a team may build it in `prepare`."""
     try:
         if isinstance(recipe, TorchRecipe):
             from tensorferry.train.torch import TorchTrainer
@@ -16,7 +17,7 @@ def make_trainer(recipe: Recipe, data: Data, terms: Terms) -> Trainer:
         if isinstance(recipe, KerasRecipe):
             from tensorferry.train.keras import KerasTrainer
 
-            return KerasTrainer(recipe, data, terms)
+            return KerasTrainer(recipe, data, terms, team)
     except ModuleNotFoundError as error:
         if error.name not in FRAMEWORK_EXTRAS:
             raise

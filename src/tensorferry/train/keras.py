@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -14,11 +15,14 @@ from tensorferry.engines.policy import make_policy
 from tensorferry.errors import BadRecipe, NotSupported
 from tensorferry.recipes.recipe import Arrays, Data, KerasRecipe
 from tensorferry.report import Report
-from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.parallel import Split, find_parallel
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
 from tensorferry.train.teamwork import average_loss
-from tensorferry.train.trainer import KERAS_TEAMS, StepMeter, Terms, Trainer
+from tensorferry.train.trainer import KERAS_TEAM_BACKENDS, KERAS_TEAMS, StepMeter, Terms, Trainer
+
+if TYPE_CHECKING:
+    from tensorferry.train.mirrored import MirroredSteps
 
 _WEIGHTS = "model.npz"
 _OPTIMIZER = "optimizer.npz"
@@ -27,13 +31,22 @@ _OPTIMIZER = "optimizer.npz"
 class KerasTrainer(Trainer):
     """A compiled Keras model; its layers' own generators are among its variables, so they are saved with it."""
 
-    def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms) -> None:
+    def __init__(self, recipe: KerasRecipe, data: Data, terms: Terms, team: Team = ALONE) -> None:
         self._recipe = recipe
         self._terms = terms
         self.backend = keras.backend.backend()
         self.precision = make_policy(terms.precision)
         keras.utils.set_random_seed(step_seed(terms.seed, 0))
         self._meter = StepMeter()  # after that: seeding loads TensorFlow on any back end, and it is not the model's
+        self._large: LargeModel | None = None
+        self._team: Team = ALONE
+        self._mirrored: MirroredSteps | None = None
+        if team.strategy is None:
+            self._build(recipe, data)
+        else:  # whose ranks make every variable together
+            self._build_later = partial(self._build, recipe, data)
+
+    def _build(self, recipe: KerasRecipe, data: Data) -> None:
         with self.precision:
             self.model: keras.Model = recipe.build_model(data)
         if not getattr(self.model, "compiled", False):
@@ -42,25 +55,35 @@ class KerasTrainer(Trainer):
             )
         if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)  # so that the first checkpoint holds its state, too
-        self._large: LargeModel | None = None
-        self._team: Team = ALONE
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
+    def prepare(self, team: Team = ALONE, split: Split = Split()) -> None:  # noqa: B008
         self._team = team
         if team.size > 1:
-            ways = find_parallel(parallel, team.size)
-            if self.backend != "torch" or ways.data != team.size or sync_norm:
-                raise NotSupported(KERAS_TEAMS)
-            if self.precision.name == "fp16" or self._terms.budget is not None:
-                raise NotSupported("several processes train a Keras recipe without --budget and without --precision fp16")
+            self._spread(team, split)
+        self._large = None if self._terms.budget is None else LargeModel(self._terms.budget)
+
+    def _spread(self, team: Team, split: Split) -> None:
+        ways = find_parallel(split.parallel, team.size)
+        if self.backend not in KERAS_TEAM_BACKENDS or ways.data != team.size or split.sync_norm:
+            raise NotSupported(KERAS_TEAMS)
+        if self.precision.name == "fp16" or self._terms.budget is not None:
+            raise NotSupported(KERAS_TEAMS)
+        if team.strategy is None:
             from tensorferry.scaling.torch import share_tensors
 
             share_tensors(self._list_numbers(self._own_variables()))
-        self._large = None if self._terms.budget is None else LargeModel(self._terms.budget)
+            return
+        with team.strategy.scope():
+            self._build_later()
+        from tensorferry.train.mirrored import MirroredSteps
+
+        self._mirrored = MirroredSteps(self.model, team.strategy)
 
     def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:
         if self._large is None:
             self._meter.begin_step()
+        if self._mirrored is not None:
+            return average_loss(self._team, self._mirrored.step(self._inputs(batch), self._targets(batch), share), share)
         if keras.backend.backend() == "torch":
             keras.utils.set_random_seed(step_seed(self._terms.seed, number))  # layers written in torch draw from torch
         with self._averaging(share):
@@ -73,7 +96,7 @@ class KerasTrainer(Trainer):
         if self._team.size == 1:
             yield
             return
-        from tensorferry.scaling.torch import average_tensors
+        from tensorferry.scaling.averages import average_tensors
 
         optimizer = self.model.optimizer
         own_apply = optimizer.apply
@@ -90,7 +113,9 @@ class KerasTrainer(Trainer):
             del optimizer.apply
 
     def align(self) -> None:
-        if self._team.size > 1:
+        if self._mirrored is not None:
+            self._mirrored.align(self._team)
+        elif self._team.size > 1:
             from tensorferry.scaling.torch import share_tensors
 
             share_tensors(self._list_numbers(self.model.non_trainable_variables))
@@ -108,6 +133,8 @@ class KerasTrainer(Trainer):
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         if keras.backend.backend() == "torch":
             return _predict_in_torch(self.model, self._inputs(batch))
+        if self._mirrored is not None:
+            return self._mirrored.predict(self._inputs(batch))
         return np.asarray(self.model.predict_on_batch(self._inputs(batch)), "float32")
 
     def save(self, folder: Path) -> None:

@@ -194,7 +194,6 @@ def save(session: Session, state: RunState) -> None:
     team = session.teamwork.team
     settle(session)
     session.trainer.align()
-    session.trainer.collect()
     with team.busy(f"saving step {state.step}"):
         if session.trainer.writes_parts:
             _save_parts(session, state)

@@ -13,6 +13,7 @@ from tensorferry.errors import BadOption, BadRun, RunFailed
 from tensorferry.messages import first_line
 from tensorferry.recipes.loading import make_recipe
 from tensorferry.recipes.recipe import Data, Recipe
+from tensorferry.scaling.parallel import Split
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import draw_seed
 from tensorferry.train.checkpoints import RunState, find_newest, finish_saving
@@ -64,8 +65,7 @@ class Ranks:
     """The processes that train together, and how the model is split over them; one alone by default."""
 
     team: Team = ALONE
-    parallel: str = "data"
-    sync_norm: bool = False
+    split: Split = field(default_factory=Split)
     started_by: tuple[str, ...] = ()  # `find_starter` of each
 
 
@@ -95,7 +95,7 @@ def begin(request: TrainRequest, progress: Progress, ranks: Ranks = Ranks()) -> 
         terms = Terms(seed, request.seed is not None, request.precision, request.budget)
         with ranks.team.busy("loading data and model"):
             data = recipe.load_data(source)
-            trainer = make_trainer(recipe, data, terms)
+            trainer = make_trainer(recipe, data, terms, ranks.team)
         every = request.every or max(1, recipe.settings.steps // _NUM_SAVES)
         config = Config(
             recipe=_whole_reference(request.recipe),
@@ -157,7 +157,7 @@ def resume(folder: Path, progress: Progress, recipe: str | None = None, ranks: R
         with ranks.team.busy("loading data and model"):
             given = _find_checkpoint(run, config, progress, ranks.team)
             ours, data = load_recipe(config)
-            trainer = make_trainer(ours, data, config.terms)
+            trainer = make_trainer(ours, data, config.terms, ranks.team)
         run.drop_rows_after(given.state.step)
         ranks.team.share(given)
         return _train_on(run, given, (ours, data, trainer), progress, ranks)
@@ -169,7 +169,7 @@ def follow(ranks: Ranks) -> int:
     with unwind_on_sigterm(), same_backend(given.config.backend, given.folder):
         with ranks.team.busy("loading data and model"):
             recipe, data = load_recipe(given.config)
-            trainer = make_trainer(recipe, data, given.config.terms)
+            trainer = make_trainer(recipe, data, given.config.terms, ranks.team)
         return _train_on(WatchedRun(given.folder), given, (recipe, data, trainer), NoProgress(), ranks)
 
 
@@ -177,7 +177,7 @@ def _train_on(run: Run, given: _Handover, parts: tuple[Recipe, Data, Trainer], p
     """The steps after the checkpoint that was handed over; without one, after the trainer's own first weights."""
     recipe, data, trainer = parts
     check_folder(ranks.team, given.folder, given.token)
-    trainer.prepare(ranks.team, ranks.parallel, sync_norm=ranks.sync_norm)
+    trainer.prepare(ranks.team, ranks.split)
     if given.checkpoint is not None:
         with ranks.team.busy("reading the checkpoint"):
             load_weights(trainer, given.checkpoint)

@@ -54,8 +54,11 @@ class Teamwork:
 
 
 def average_loss(team: Team, loss: float, share: float) -> float:
-    """The loss over all rows, the same on every rank to the last bit."""
-    return loss if team.size == 1 else sum(team.gather(loss * share)) / team.size
+    """The loss over all rows, the same on every rank to the last bit; of ranks that split a model one has it."""
+    if team.size == 1:
+        return loss
+    told = team.gather(loss * share)
+    return float(sum(told[rank] for rank in team.row_leaders)) / team.num_row_ranks
 
 
 def predict_together(team: Team, batch: Arrays, predict_batch: Any) -> NDArray[Any]:
@@ -65,7 +68,9 @@ def predict_together(team: Team, batch: Arrays, predict_batch: Any) -> NDArray[A
     num_rows = len(next(iter(batch.values())))
     # one without a row of its own takes part with the first: ranks that share weights need each other
     mine = slice(team.row_rank, None, team.num_row_ranks) if team.row_rank < num_rows else slice(0, 1)
-    parts = team.gather(predict_batch({name: array[mine] for name, array in batch.items()}))[:: team.size // team.num_row_ranks]
+    found = predict_batch({name: array[mine] for name, array in batch.items()})
+    told = team.gather(found if team.rank in team.row_leaders else None)
+    parts = [told[rank] for rank in team.row_leaders]
     whole = np.empty((num_rows, *parts[0].shape[1:]), parts[0].dtype)
     for rank, part in enumerate(parts[:num_rows]):
         whole[rank :: team.num_row_ranks] = part

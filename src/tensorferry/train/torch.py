@@ -1,13 +1,12 @@
 """The trainer of PyTorch recipes."""
 
-import copy
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,12 +19,16 @@ from tensorferry.errors import NotSupported
 from tensorferry.files import force
 from tensorferry.recipes.recipe import Arrays, Data, TorchRecipe
 from tensorferry.report import Report
-from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.parallel import Split, find_parallel
 from tensorferry.scaling.shard_files import ShardFiles, find_files, name_file, take_part
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.batches import step_seed
+from tensorferry.train.late_copy import LateCopy, list_late
 from tensorferry.train.teamwork import average_loss
-from tensorferry.train.trainer import StepMeter, Terms, Trainer
+from tensorferry.train.trainer import PIPELINE_BUDGET, StepMeter, Terms, Trainer
+
+if TYPE_CHECKING:
+    from tensorferry.scaling.pipeline import PipelinedModel
 
 _WEIGHTS = "model.pt"
 _OPTIMIZER = "optimizer.pt"
@@ -46,25 +49,35 @@ class TorchTrainer(Trainer):
         self._called = self.model  # in its place, where it is spread over ranks
         self._optimizer: torch.optim.Optimizer
         self._large: LargeTraining | None = None
-        self._sharded = False
-        self._collected: dict[str, Any] = {}
+        self._copy: LateCopy | None = None
+        self._pipeline: PipelinedModel | None = None
+        self._place: Mapping[str, int] = {}
 
-    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
+    def prepare(self, team: Team = ALONE, split: Split = Split()) -> None:  # noqa: B008
         self._team = team
         if team.size > 1:
-            from tensorferry.scaling.shards import is_sharded
-            from tensorferry.scaling.torch import spread
-
-            ways = find_parallel(parallel, team.size)
-            self._called = spread(self.model, ways, self._device, sync_norm=sync_norm)
-            self._sharded = is_sharded(self.model)
-            # layers that are split have their rows in another order, which is undone in whole weights only
-            self.writes_parts = self._sharded and ways.tensor == 1
-            if self._sharded and self.precision.name == "fp16":
-                raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp or tensor")
+            self._spread(team, split)
         self._optimizer = self._recipe.make_optimizer(self.model)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._large = None if self._terms.budget is None else large_model(self._called, self._terms.budget)
+
+    def _spread(self, team: Team, split: Split) -> None:
+        from tensorferry.scaling.shards import is_sharded
+        from tensorferry.scaling.torch import make_pipeline, spread
+
+        ways = find_parallel(split.parallel, team.size)
+        self._place = ways.locate(team.rank)
+        if ways.pipeline == 1:
+            waits = team.wait_seconds
+            self._called = spread(self.model, ways, self._device, sync_norm=split.sync_norm, wait_seconds=waits)
+        else:
+            if self._terms.budget is not None:
+                raise NotSupported(PIPELINE_BUDGET)
+            how = (split.pipelining, self._recipe.inputs, self.precision, team.wait_seconds)
+            self._pipeline = make_pipeline(self.model, ways, self._device, *how)
+        self.writes_parts = is_sharded(self.model)
+        if self.writes_parts and self.precision.name == "fp16":
+            raise NotSupported("fp16 needs one loss scale for all shards; use --precision bf16 with fsdp, tensor or pipeline")
 
     def step(self, number: int, batch: Arrays, share: float = 1.0) -> float:
         self._seed(number)
@@ -74,20 +87,31 @@ class TorchTrainer(Trainer):
             group["lr"] = rate * self._recipe.scale_rate(number)
         self.model.train()
         tensors = {name: self._as_tensor(array) for name, array in batch.items()}
+        value = self._find_gradients(tensors, share)
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+        if math.isfinite(value):
+            self.precision.step(self._optimizer)
+        self._optimizer.zero_grad()
+        return value
+
+    def _find_gradients(self, batch: dict[str, torch.Tensor], share: float) -> float:
+        """Return the loss of all rows; where that is no number there may be no gradients."""
+        if self._pipeline is not None:
+            return average_loss(self._team, self._pipeline.step(batch, self._recipe.compute_loss, share), 1.0)
         with self.precision:
-            loss = self._recipe.compute_loss(self._called, tensors)
+            loss = self._recipe.compute_loss(self._called, batch)
         value = average_loss(self._team, float(loss.detach()), share)
         if math.isfinite(value):
             self.precision.backward(loss if share == 1.0 else loss * share)
-            self.precision.step(self._optimizer)
-        self._optimizer.zero_grad()
         return value
 
     def is_finite(self) -> bool:
         own = (
             weight.to_local() if isinstance(weight, DTensor) else weight
             for weight in self.model.parameters()
-            if weight.requires_grad
+            if weight.requires_grad and not weight.is_meta
         )
         trained = [weight.detach() for weight in own if weight.numel()]
         real = [torch.view_as_real(weight) if weight.is_complex() else weight for weight in trained]
@@ -97,41 +121,34 @@ class TorchTrainer(Trainer):
 
     def predict_batch(self, batch: Arrays) -> NDArray[Any]:
         self.model.eval()
+        inputs = [self._as_tensor(batch[name]) for name in self._recipe.inputs]
         with torch.no_grad(), self.precision:
-            out = self.model(*(self._as_tensor(batch[name]) for name in self._recipe.inputs))
+            out = self.model(*inputs) if self._pipeline is None else self._pipeline.predict(*inputs)
+        if out is None:  # another rank of the pipeline has it
+            return np.empty(0)
         return (out.float() if out.is_floating_point() else out).cpu().numpy()
 
     def align(self) -> None:
-        if self._team.size > 1:
+        if self._team.size > 1 and self._pipeline is None:  # whose stages have buffers of their own
             from tensorferry.scaling.torch import share_tensors
 
             share_tensors(self.model.buffers())
 
-    def collect(self) -> None:
-        if self._sharded and not self.writes_parts:
-            from tensorferry.scaling.shards import collect_optimizer, collect_weights
-
-            self._collected = {"model": collect_weights(self.model), "optimizer": collect_optimizer(self._optimizer, self.model)}
-
     def save(self, folder: Path) -> None:
         _write(folder, self._take_files())
-        self._collected = {}
 
     def snapshot(self) -> Callable[[Path], None]:
-        files = self._take_files()
-        if not self._collected:  # otherwise it is a copy already
-            files = _copy_to_cpu(files, {})
-        self._collected = {}
-        return lambda folder: _write(folder, files)
+        copy = self._copy = LateCopy(self._take_files(), list_late(self.model, self._optimizer))
+        return lambda folder: _write(folder, copy.take())
 
     def _take_files(self) -> dict[str, Any]:
         """What is written to which file."""
         scale = {"scale": self.precision.state_dict()}
         if self.writes_parts:
-            part = take_part(self.model, self._optimizer, is_leader=self._team.is_leader)
+            copies = () if self._pipeline is None else self._pipeline.copies
+            part = take_part(self.model, self._optimizer, self._place, copies)
             return {name_file(self._team.rank, self._team.size): part | {"more": scale}}
-        whole = self._collected or {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
-        return {_WEIGHTS: whole["model"], _OPTIMIZER: {"optimizer": whole["optimizer"]} | scale}
+        return {_WEIGHTS: self.model.state_dict(), _OPTIMIZER: {"optimizer": self._optimizer.state_dict()} | scale}
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         try:
@@ -150,24 +167,16 @@ class TorchTrainer(Trainer):
             raise ValueError(" ".join(str(error).split())) from error
 
     def _load_parts(self, files: ShardFiles, *, weights_only: bool) -> None:
-        whole = not self.writes_parts
-        weights = files.read_weights(self.model, whole=whole)
-        optimizer = None if weights_only else files.read_optimizer(self._optimizer, whole=whole)
+        weights = files.read_weights(self.model)
+        optimizer = None if weights_only else files.read_optimizer(self._optimizer, self.model)
         self._team.gather(None)
-        if self.writes_parts:
-            self.model.load_state_dict(weights)
-        else:
-            self._load_weights(weights)
-        if optimizer is None:
-            return
-        if self.writes_parts:
+        self.model.load_state_dict(weights)
+        if optimizer is not None:
             self._optimizer.load_state_dict(optimizer)
-        else:
-            self._load_optimizer(optimizer)
-        self.precision.load_state_dict(files.more["scale"])
+            self.precision.load_state_dict(files.more["scale"])
 
     def _load_weights(self, state: dict[str, Any]) -> None:
-        if self._sharded:
+        if self.writes_parts:
             from tensorferry.scaling.shards import distribute_weights
 
             distribute_weights(self.model, state)
@@ -175,7 +184,7 @@ class TorchTrainer(Trainer):
             self.model.load_state_dict(state)
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
-        if self._sharded:
+        if self.writes_parts:
             from tensorferry.scaling.shards import distribute_optimizer
 
             distribute_optimizer(self._optimizer, self.model, state)
@@ -211,7 +220,7 @@ class TorchTrainer(Trainer):
         return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
     def _seed(self, number: int) -> None:
-        seed = step_seed(self._terms.seed, number, self._team.row_rank)
+        seed = step_seed(self._terms.seed, number, self._team.draw_rank)
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
@@ -221,22 +230,6 @@ def _write(folder: Path, files: dict[str, Any]) -> None:
     for name, content in files.items():
         torch.save(content, folder / name)
         force(folder / name)  # here, as the leader may be on another machine
-
-
-def _copy_to_cpu(value: Any, copies: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
-    """One copy of everything; tensors that share memory do so in the copy."""
-    if isinstance(value, torch.Tensor):
-        storage = value.untyped_storage()
-        key = (storage.device, storage.data_ptr())
-        if key not in copies:
-            copies[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
-        whole = torch.empty(0, dtype=value.dtype)
-        return whole.set_(copies[key], value.storage_offset(), value.size(), value.stride())
-    if isinstance(value, dict):
-        copied = copy.copy(value)  # of the same kind: that of a model's state knows versions besides
-        copied.update({name: _copy_to_cpu(each, copies) for name, each in value.items()})
-        return copied
-    return type(value)(_copy_to_cpu(each, copies) for each in value) if isinstance(value, list | tuple) else value
 
 
 def _read(path: Path, device: torch.device) -> Any:

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from tensorferry.engines.resident import ResidentMeter
 from tensorferry.recipes.recipe import Arrays, Predict, Recipe
 from tensorferry.report import Report
+from tensorferry.scaling.parallel import Split
 from tensorferry.scaling.team import ALONE, Team
 from tensorferry.train.teamwork import predict_together
 
+PIPELINE_BUDGET = "--budget plans whole steps, of which a rank of a pipeline takes a part; use fsdp, or leave it out"
+KERAS_TEAM_BACKENDS = ("tensorflow", "torch")
 KERAS_TEAMS = (
-    "a Keras recipe trains in several processes on the torch back end alone (KERAS_BACKEND=torch), with --parallel data and "
-    "without --sync-norm; otherwise leave out --workers and --nodes"
+    "a Keras recipe trains in several processes on the TensorFlow and the torch back end, with --parallel data and without "
+    "--sync-norm, --budget and fp16; otherwise leave out --workers and --nodes"
 )
 
 
@@ -41,7 +44,7 @@ class Trainer(ABC):
     writes_parts: bool = False  # every rank of a team saves its own part; otherwise the leader saves for all
 
     @abstractmethod
-    def prepare(self, team: Team = ALONE, parallel: str = "data", *, sync_norm: bool = False) -> None:
+    def prepare(self, team: Team = ALONE, split: Split = Split()) -> None:  # noqa: B008
         """Make what steps need beside the model; the ranks of a team do this together."""
 
     @abstractmethod
@@ -61,9 +64,6 @@ class Trainer(ABC):
 
     def align(self) -> None:  # noqa: B027
         """Give all ranks of a team the leader's buffers, which follow from the rows of each: as they are judged and saved."""
-
-    def collect(self) -> None:  # noqa: B027
-        """Bring what is saved to the leader of a team; every rank calls this before that."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:

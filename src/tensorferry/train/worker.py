@@ -3,16 +3,18 @@
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tensorferry.errors import BadOption, BadRun, FerryError, RunFailed
+from tensorferry.extras import load_extra
 from tensorferry.files import write_whole
 from tensorferry.recipes.loading import make_recipe
-from tensorferry.recipes.recipe import TorchRecipe
+from tensorferry.recipes.recipe import Recipe, TorchRecipe
 from tensorferry.scaling.launch import STOPPED_BY, VERDICT, launch
-from tensorferry.scaling.parallel import find_parallel
+from tensorferry.scaling.parallel import Split, check_pipelining, find_parallel
 from tensorferry.scaling.team import WAIT_SECONDS
 from tensorferry.scaling.world import Cluster, World, find_starter, find_world
 from tensorferry.train.config import BACKEND_VARIABLE
@@ -22,7 +24,7 @@ from tensorferry.train.progress import make_progress
 from tensorferry.train.start import Ranks, TrainRequest, begin_or_resume, begin_or_return, follow, resume
 from tensorferry.train.status_server import post_progress
 from tensorferry.train.trained import find_source
-from tensorferry.train.trainer import KERAS_TEAMS
+from tensorferry.train.trainer import KERAS_TEAM_BACKENDS, KERAS_TEAMS, PIPELINE_BUDGET
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,7 @@ class Order:
     request: TrainRequest | None
     folder: Path | None = None  # of the run to resume
     recipe: str | None = None  # that it has to be of
-    parallel: str = "data"
-    sync_norm: bool = False  # batch norm over the rows of all ranks
+    split: Split = field(default_factory=Split)
     as_json: bool = False
     goes_on: bool = False  # with the run that is in the request's folder, if there is one
     wait_seconds: float = WAIT_SECONDS  # for a rank that neither comes nor says what it does
@@ -50,6 +51,7 @@ class Outcome:
 
 def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
     """Start the processes of this node and return the exit code of the run."""
+    load_extra("torch", "a training in several processes", "torch")  # of Keras on TensorFlow, too
     check_order(order, cluster)
     _check_split(order, cluster)
     with TemporaryDirectory(prefix="ferry-") as folder:
@@ -72,7 +74,7 @@ def train_as_rank(world: World, order: Order) -> int:
     """The same as one process that somebody else has started, as torchrun does."""
     from tensorferry.scaling.torch import join
 
-    team = join(world, find_parallel(order.parallel, world.size), _end, order.wait_seconds)
+    team = join(world, find_parallel(order.split.parallel, world.size), _end, order.wait_seconds)
     try:
         # another rank may have left it, on another node
         if (outcome := next(filter(None, team.gather(_read(_verdict()))), None)) is not None:
@@ -81,7 +83,11 @@ def train_as_rank(world: World, order: Order) -> int:
         greetings = team.gather(greet(find_starter(), recipe, _list_options(order)))
         compare(greetings)
         starters = tuple(sorted({greeting.started_by for greeting in greetings}))
-        return _take_part(world, order, Ranks(team, order.parallel, order.sync_norm, starters))
+        if team.share(team.is_leader and _runs_on_tensorflow(order)):
+            from tensorferry.scaling.tensorflow import make_strategy
+
+            team.strategy = make_strategy(team, world)
+        return _take_part(world, order, Ranks(team, order.split, starters))
     except RuntimeError as error:
         if reason := team.explain(error):
             _end(reason)
@@ -105,7 +111,9 @@ def _take_part(world: World, order: Order, ranks: Ranks) -> int:
 
 def _list_options(order: Order) -> dict[str, str]:
     """What has to be the same on every rank."""
-    asked = {"--parallel": order.parallel, "--sync-norm": "yes" if order.sync_norm else "no"}
+    split, pipelining = order.split, order.split.pipelining
+    asked = {"--parallel": split.parallel, "--sync-norm": "yes" if split.sync_norm else "no"}
+    asked |= {"--micro-batch": str(pipelining.micro_batch or ""), "--interleave": str(pipelining.interleave)}
     if (request := order.request) is None:
         return asked | {"--resume": str(order.folder)}
     settings = " ".join(f"{name}={value}" for name, value in sorted(request.settings.items()))
@@ -165,35 +173,73 @@ def _read(verdict: Path | None) -> Outcome | None:
 
 def check_order(order: Order, cluster: Cluster) -> None:
     """Refuse what every process would refuse, once and before they start."""
-    ways = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes)
-    if order.request is not None:
-        request = order.request
-        recipe = make_recipe(request.recipe, request.settings, request.start)
-        batch, backend = recipe.settings.batch, os.environ.get(BACKEND_VARIABLE)
-    else:
-        assert order.folder is not None
-        config = Run(order.folder).read_config()
-        recipe = make_recipe(config.recipe, {}, None)
-        batch, backend = config.settings["batch"], config.backend
-    if not isinstance(recipe, TorchRecipe) and (backend != "torch" or ways.fsdp > 1 or ways.tensor > 1 or order.sync_norm):
-        raise BadOption(KERAS_TEAMS)
+    ways = find_parallel(order.split.parallel, cluster.num_workers * cluster.max_nodes)
+    recipe, batch, backend = _find_recipe(order)
+    if not isinstance(recipe, TorchRecipe):
+        terms = order.request or Run(order.folder or Path()).read_config().terms
+        is_other = terms.budget is not None or terms.precision == "fp16" or order.split.sync_norm
+        if is_other or backend not in (None, "", *KERAS_TEAM_BACKENDS) or ways.data < ways.num_ranks:
+            raise BadOption(KERAS_TEAMS)
     if batch < ways.num_row_ranks:
         raise BadOption(
             f"a batch of {batch} has no row for each of {ways.num_row_ranks} workers; start fewer, or use --set batch=N"
         )
+    check_pipelining(batch, ways, order.split.pipelining)
+
+
+def _find_recipe(order: Order) -> tuple[Recipe, int, str | None]:
+    """The recipe, its batch, and on what Keras is to run, as far as that is known before Keras is there."""
+    if (request := order.request) is not None:
+        recipe = make_recipe(request.recipe, request.settings, request.start)
+        return recipe, recipe.settings.batch, os.environ.get(BACKEND_VARIABLE)
+    assert order.folder is not None
+    config = Run(order.folder).read_config()
+    return make_recipe(config.recipe, {}, None), config.settings["batch"], config.backend
+
+
+def grow_batch(
+    recipe: str, settings: Mapping[str, str], start: str | None, parallel: str, num_ranks: int
+) -> tuple[Mapping[str, str], str]:
+    """The settings with the recipe's batch for every process, where it has fewer rows than there are processes and nobody set
+    another; and what to tell the user then.
+    """
+    if num_ranks == 1 or "batch" in settings:
+        return settings, ""
+    batch = make_recipe(recipe, settings, start).settings.batch
+    if batch >= find_parallel(parallel, num_ranks).num_row_ranks:
+        return settings, ""
+    all_rows = str(batch * num_ranks)
+    each = f"the recipe's {batch} for each of {num_ranks} processes"
+    note = f"batch={all_rows}: {each}, and its learning rate for {batch}; see --set"
+    return {**settings, "batch": all_rows}, note
+
+
+def _runs_on_tensorflow(order: Order) -> bool:
+    """Whether TensorFlow carries the gradients."""
+    recipe, _, backend = _find_recipe(order)
+    if isinstance(recipe, TorchRecipe):
+        return False
+    if backend:
+        return backend == "tensorflow"
+    import keras
+
+    return bool(keras.backend.backend() == "tensorflow")
 
 
 def _check_split(order: Order, cluster: Cluster) -> None:
     """Refuse a model whose layers cannot be split so; where it cannot be built without its weights, its ranks will."""
-    num_neighbours = find_parallel(order.parallel, cluster.num_workers * cluster.max_nodes).tensor
+    ways = find_parallel(order.split.parallel, cluster.num_workers * cluster.max_nodes)
     request = order.request
-    if num_neighbours == 1 or request is None:
+    if ways.tensor == ways.pipeline == 1 or request is None:
         return
+    if ways.pipeline > 1 and request.budget is not None:
+        raise BadOption(PIPELINE_BUDGET)
     recipe = make_recipe(request.recipe, request.settings, request.start)
     if recipe.start != "scratch":
         return
     import torch
 
+    from tensorferry.scaling.pipeline import check_chain
     from tensorferry.scaling.tensor_parallel import check_layers
 
     data = recipe.load_data(find_source(request.data))
@@ -202,4 +248,7 @@ def _check_split(order: Order, cluster: Cluster) -> None:
             model = recipe.build_model(data)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return
-    check_layers(model, num_neighbours)
+    if ways.tensor > 1:
+        check_layers(model, ways.tensor)
+    if ways.pipeline > 1:
+        check_chain(model, ways.pipeline * order.split.pipelining.interleave)

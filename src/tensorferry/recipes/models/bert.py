@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorferry.recipes.models.chain import Chain, ChainEnd
+
 VOCABULARY = 30522
 MASK = 103  # the token that stands for a hidden word
 MASKED_SHARE = 0.15
@@ -71,12 +73,16 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask` is 0 where a text was padded, 1 elsewhere; without one nothing was."""
-        order = torch.arange(tokens.shape[-1], device=tokens.device)
-        x = self.drop(self.embedding_norm(self.tokens(tokens) + self.positions(order)))
+        x = self.embed(tokens)
         looks_at = None if mask is None else mask.bool()[:, None, None, :]  # the same for every head and every token
         for layer in self.layers:
             x = layer(x, looks_at)
         return x
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """What the first layer is given."""
+        order = torch.arange(tokens.shape[-1], device=tokens.device)
+        return self.drop(self.embedding_norm(self.tokens(tokens) + self.positions(order)))
 
 
 class BERT(nn.Module):
@@ -109,9 +115,20 @@ class BERT(nn.Module):
         """The units that block-wise checkpointing wraps."""
         return list(self.encoder.layers)
 
+    def chain(self) -> Chain:
+        """What `forward` calls, for a pipeline."""
+        encoder = self.encoder
+        first = ChainEnd(self._embed, (encoder.tokens, encoder.positions, encoder.embedding_norm))
+        return Chain(first, tuple(encoder.layers), ChainEnd(self._find_scores, (self.transform, self.score)))
+
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """`places` are the positions of the hidden words; only those are scored."""
-        x = self.encoder(tokens)
+        return self._find_scores(self.encoder(tokens), tokens, places)
+
+    def _embed(self, tokens: Tensor, _: Tensor) -> Tensor:
+        return self.encoder.embed(tokens)
+
+    def _find_scores(self, x: Tensor, _: Tensor, places: Tensor) -> Tensor:
         hidden = x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
         return self.score(self.transform(hidden))
 

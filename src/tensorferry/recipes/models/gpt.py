@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorferry.recipes.models.chain import Chain, ChainEnd
+
 VOCABULARY = 256  # a token is a byte
 
 
@@ -68,10 +70,20 @@ class GPT(nn.Module):
         """The units that block-wise checkpointing wraps."""
         return list(self.layers)
 
+    def chain(self) -> Chain:
+        """What `forward` calls, for a pipeline."""
+        first = ChainEnd(self._embed, (self.tokens, self.positions))
+        return Chain(first, tuple(self.layers), ChainEnd(self._find_scores, (self.norm, self.score)))
+
     def forward(self, tokens: Tensor) -> Tensor:
+        return self._find_scores(self.layers(self._embed(tokens)), tokens)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[-1], device=tokens.device)
-        x = self.drop(self.tokens(tokens) + self.positions(places))
-        return self.score(self.norm(self.layers(x)))
+        return self.drop(self.tokens(tokens) + self.positions(places))
+
+    def _find_scores(self, x: Tensor, _: Tensor) -> Tensor:
+        return self.score(self.norm(x))
 
 
 def _initialise(module: nn.Module) -> None:
