@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets import Dataset
-from tensorferry.datasets.tables import dataset_from_arrow
+from tensorferry.datasets.tables import LARGEST_EXACT, dataset_from_arrow
 from tensorferry.errors import BadData
 from tensorferry.messages import did_you_mean
 
 Table: TypeAlias = Mapping[str, NDArray]
 
-_LARGEST_EXACT = 2**53  # above it, not every whole number is a float
 _MAX_CATEGORIES_SHARE = 0.5  # of the rows: a column with more different words is a name or a note
 
 
@@ -132,7 +131,7 @@ def _read_column(values: Any) -> NDArray:
     known = [value for value in objects if value is not None]
     are_booleans = all(isinstance(value, bool | np.bool_) for value in known)
     if known and not are_booleans and all(isinstance(value, bool | int | float | np.number) for value in known):
-        if any(abs(value) > _LARGEST_EXACT for value in known if isinstance(value, int)):
+        if any(abs(value) > LARGEST_EXACT for value in known if isinstance(value, int)):
             return objects if len(known) < len(objects) else _read_large(objects)
         return np.array([np.nan if value is None else float(value) for value in objects], np.float64)
     wrong = next((value for value in known if not isinstance(value, str | bool | int | float | np.generic)), None)
