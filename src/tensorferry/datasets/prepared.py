@@ -1,6 +1,6 @@
 """Folders that TFDS prepared: rows as its own readers decode them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def open_prepared(tfds: Any, folder: Path) -> dict[str, Dataset]:
 def _describe(tfds: Any, name: str, feature: Any) -> Column:
     if isinstance(feature, tfds.features.ClassLabel):
         return Column(name, "label", "int64", (), tuple(feature.names))
-    if not hasattr(feature, "np_dtype"):
+    if isinstance(getattr(feature, "np_dtype", {}), Mapping):
         raise BadData(f"the feature {name!r} is nested, which rows of columns cannot hold; read the folder with TFDS itself")
     if isinstance(feature, tfds.features.Text) or feature.np_dtype in (object, str, bytes):
         return Column(name, "text", "object")
