@@ -32,7 +32,7 @@ class NumericScale:
     name: str
     center: float  # of the robust normalizer the median; also what a missing value counts as
     scale: float  # of the robust normalizer half of the distance between the quartiles, or the deviation where these are equal
-    knots: tuple[float, ...]  # quantiles, ascending, without repeats
+    knots: tuple[float, ...]  # ascending, without repeats; between two lie about equally many rows
 
 
 @dataclass(frozen=True, slots=True)
