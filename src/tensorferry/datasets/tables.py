@@ -63,11 +63,12 @@ class ParquetBlocks:
     path: Path
 
     @cached_property
-    def _file(self) -> Any:
+    def file(self) -> Any:
+        """The open file."""
         return load_extra("pyarrow.parquet", "reading Parquet files", "datasets").ParquetFile(self.path)
 
     def __call__(self, number: int, names: list[str]) -> Any:
-        return self._file.read_row_group(number, names)
+        return self.file.read_row_group(number, names)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -80,12 +81,13 @@ class ArrowBlocks:
     path: Path
 
     @cached_property
-    def _file(self) -> Any:
+    def file(self) -> Any:
+        """The open file."""
         # pages of a mapped file would count as the process's memory
         return load_extra("pyarrow.ipc", "reading Arrow files", "datasets").open_file(_arrow().OSFile(str(self.path)))
 
     def __call__(self, number: int, names: list[str]) -> Any:
-        return self._file.get_batch(number).select(names)
+        return self.file.get_batch(number).select(names)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path}
@@ -121,8 +123,8 @@ def read_file(path: Path, suffix: str | None = None) -> Dataset:
 
 
 def _open_parquet(path: Path, nbytes: int) -> Dataset:
-    parquet = load_extra("pyarrow.parquet", "reading Parquet files", "datasets")
-    file = parquet.ParquetFile(path)
+    blocks = ParquetBlocks(path)
+    file = blocks.file
     _check_names(path.name, file.schema_arrow.names)
     if nbytes <= _IN_MEMORY_NBYTES:
         return _checked(path, dataset_from_arrow(file.read(), path.name))
@@ -139,7 +141,7 @@ def _open_parquet(path: Path, nbytes: int) -> Dataset:
             bounds = (told.min, told.max) if is_told else _find_bounds(file.read_row_group(number, [name])[name])
             large |= {name} if _is_large(bounds) else set()
     columns = _describe(file.schema_arrow, nullable, large, [file.read_row_group(0)] if groups else [])
-    rows = BlockRows(path, [group.num_rows for group in groups], ParquetBlocks(path), columns)
+    rows = BlockRows(path, [group.num_rows for group in groups], blocks, columns)
     return _checked(path, Dataset(path.name, rows, columns))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorferry.datasets import Dataset
 from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows, choose_columns, count_nbytes
+from tensorferry.estimators.batches import Part
 from tensorferry.units import parse_bytes
 
 Encode: TypeAlias = Callable[[Columns], tuple[Any, ...]]  # rows as the model takes them: inputs, target and perhaps weights
@@ -101,13 +102,28 @@ class StreamedBatches(keras.utils.PyDataset):
     def __init__(self, dataset: Dataset, encode: Encode, size: int, seed: int | None, window_nbytes: int) -> None:
         super().__init__()
         self.dataset, self.encode, self.size, self.seed, self.window_nbytes = dataset, encode, size, seed, window_nbytes
+        self.part = Part()
         self.epoch = 0
         self.wait_seconds = 0.0  # that a batch was not ready when it was asked for
         self._place = -1
         self._batches: Iterator[tuple[Any, ...]] = iter(())
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows all batches have."""
+        return len(self.dataset)
+
+    @property
+    def num_counted(self) -> int:
+        """How many rows of its part Keras counts."""
+        return self.part.count(self.num_rows, self.size)
+
     def __len__(self) -> int:
         return math.ceil(len(self.dataset) / self.size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process begins at the first batch."""
+        return self.__dict__ | {"_place": -1, "_batches": iter(())}
 
     def __getitem__(self, place: int) -> tuple[Any, ...]:
         if place != self._place:
@@ -125,9 +141,15 @@ class StreamedBatches(keras.utils.PyDataset):
 
     def _begin(self, place: int) -> None:
         rows = self.dataset.read(self.size, seed=self.seed, epoch=self.epoch, window_nbytes=self.window_nbytes)
-        self._batches, self._place = _encode_ahead(rows, self.encode), place
+        self._batches, self._place = _encode_ahead(rows, self._encode_part), place
         for _ in range(place):
             next(self._batches)
+
+    def _encode_part(self, rows: Columns) -> tuple[Any, ...]:
+        num_rows = len(next(iter(rows.values())))
+        mine = self.part.choose(num_rows)
+        chosen = rows if self.part.size == 1 else {name: values[mine] for name, values in rows.items()}
+        return self.part.make(self.encode(chosen), num_rows, is_checked=self.seed is None)
 
 
 def _encode_ahead(rows: Iterator[Columns], encode: Encode) -> Iterator[tuple[Any, ...]]:

@@ -39,6 +39,7 @@ def launch(
     num_restarts: int,
     verdict: Path,
     wait_seconds: float = WAIT_SECONDS,
+    advice: str = "What was saved is whole: go on with --resume",
 ) -> dict[int, Any]:
     """What `work(*args)` returned on each rank of this node; it runs in processes of its own, again after any of them died.
 
@@ -82,8 +83,7 @@ def launch(
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             raise RunFailed(
-                f"rank {rank} died{' again' * (num_restarts > 0)}, after {num_restarts} restarts: {_describe(failure)}. "
-                "What was saved is whole: go on with --resume"
+                f"rank {rank} died{' again' * (num_restarts > 0)}, after {num_restarts} restarts: {_describe(failure)}. {advice}"
             ) from error
         except SignalException as error:
             raise SystemExit(128 + error.sigval) from error
