@@ -88,6 +88,12 @@ def test_batches_of_a_prepared_folder_repeat_and_can_be_a_part(prepared: Path) -
     assert sum(map(len, first)) == 280
 
 
+def test_the_target_is_read_without_a_picture(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = load(prepared, "test")
+    monkeypatch.setattr(tfds.features.Image, "decode_example", None)  # whoever decodes one fails
+    assert sorted(dataset.target.tolist()) == [0, 0, 0, 1, 1]
+
+
 def test_what_cannot_be_columns_is_told(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(BadData, match="the feature 'boxes' is nested"):
         load(prepare(NestedRows, tmp_path))
