@@ -44,22 +44,13 @@ class Part:
         return inputs, target, (weights[0] if weights else np.ones(len(target), np.float32)) * np.float32(of_each)
 
 
-class RowBatches(keras.utils.PyDataset):
-    """Batches of some rows; with a seed, shuffled anew for every epoch."""
+class PartBatches(keras.utils.PyDataset):
+    """Batches of so many rows, of which a process takes its part."""
 
-    def __init__(
-        self, inputs: Arrays, target: NDArray, weights: NDArray | None, rows: NDArray, size: int, seed: int | None
-    ) -> None:
+    def __init__(self, num_rows: int, size: int) -> None:
         super().__init__()
-        self.inputs, self.target, self.weights, self.rows, self.size = inputs, target, weights, rows, size
-        self.rng = None if seed is None else np.random.default_rng(seed)
+        self.num_rows, self.size = num_rows, size
         self.part = Part()
-        self.on_epoch_end()
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows all batches have."""
-        return len(self.rows)
 
     @property
     def num_counted(self) -> int:
@@ -67,7 +58,19 @@ class RowBatches(keras.utils.PyDataset):
         return self.part.count(self.num_rows, self.size)
 
     def __len__(self) -> int:
-        return math.ceil(len(self.rows) / self.size)
+        return math.ceil(self.num_rows / self.size)
+
+
+class RowBatches(PartBatches):
+    """Batches of some rows; with a seed, shuffled anew for every epoch."""
+
+    def __init__(
+        self, inputs: Arrays, target: NDArray, weights: NDArray | None, rows: NDArray, size: int, seed: int | None
+    ) -> None:
+        super().__init__(len(rows), size)
+        self.inputs, self.target, self.weights, self.rows = inputs, target, weights, rows
+        self.rng = None if seed is None else np.random.default_rng(seed)
+        self.on_epoch_end()
 
     def __getitem__(self, place: int) -> tuple[Any, ...]:
         whole = self.rows[place * self.size : (place + 1) * self.size]

@@ -4,7 +4,6 @@ Rows are shuffled within a window of blocks (see `datasets.rows`). What is held 
 single rows would itself grow with the set.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,12 +11,11 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeAlias
 
-import keras
 import numpy as np
 
 from tensorferry.datasets import Dataset
 from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows, choose_columns, count_nbytes
-from tensorferry.estimators.batches import Part
+from tensorferry.estimators.batches import PartBatches
 from tensorferry.units import parse_bytes
 
 Encode: TypeAlias = Callable[[Columns], tuple[Any, ...]]  # rows as the model takes them: inputs, target and perhaps weights
@@ -93,33 +91,19 @@ def split_blocks(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Da
     return choose(order[num_held_out:]), choose(order[:num_held_out]) if num_held_out else None
 
 
-class StreamedBatches(keras.utils.PyDataset):
+class StreamedBatches(PartBatches):
     """Batches in the order of a seed and an epoch; without a seed, in that of the file.
 
     Keras asks for batches one after the other, and for the first few once more to learn their shapes.
     """
 
     def __init__(self, dataset: Dataset, encode: Encode, size: int, seed: int | None, window_nbytes: int) -> None:
-        super().__init__()
-        self.dataset, self.encode, self.size, self.seed, self.window_nbytes = dataset, encode, size, seed, window_nbytes
-        self.part = Part()
+        super().__init__(len(dataset), size)
+        self.dataset, self.encode, self.seed, self.window_nbytes = dataset, encode, seed, window_nbytes
         self.epoch = 0
         self.wait_seconds = 0.0  # that a batch was not ready when it was asked for
         self._place = -1
         self._batches: Iterator[tuple[Any, ...]] = iter(())
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows all batches have."""
-        return len(self.dataset)
-
-    @property
-    def num_counted(self) -> int:
-        """How many rows of its part Keras counts."""
-        return self.part.count(self.num_rows, self.size)
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.dataset) / self.size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process begins at the first batch."""
