@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensorferry.estimators.network import FAR, FARTHEST, center_knots, embedding_name
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, count_codes
-from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers, add_sums
+from tensorferry.feature_columns.onnx_columns import add_codes, add_joined, add_numbers, add_sums
 from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
 
 ReadWeights = Callable[[str], list[NDArray]]  # those of a layer, by its name
@@ -59,10 +59,13 @@ def _add_linear(graph: OnnxGraph, fitted: FittedColumns, read: ReadWeights) -> l
 
 def _add_deep(graph: OnnxGraph, fitted: FittedColumns, read: ReadWeights) -> str:
     parts = [_add_scaled(graph, fitted, ranges=True)] if fitted.numeric else []
+    looked_up = []
     for place, column in enumerate(fitted.categorical):
         is_learnt = not isinstance(column, fc.Indicator)
         entries = read(embedding_name(column, place))[0] if is_learnt else np.eye(count_codes(column), dtype=np.float32)
-        parts.append(add_lookup(graph, add_codes(graph, column), entries))
+        looked_up.append((add_codes(graph, column), entries))
+    if looked_up:
+        parts.append(add_joined(graph, looked_up))
     return parts[0] if len(parts) == 1 else str(graph.add("Concat", *parts, axis=1))
 
 

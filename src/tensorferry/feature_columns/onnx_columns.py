@@ -83,6 +83,14 @@ def add_lookup(graph: OnnxGraph, found: CodesInGraph, entries: NDArray) -> str:
     return str(graph.add("ReduceSum", counted, graph.constant([1]), keepdims=0))
 
 
+def add_joined(graph: OnnxGraph, columns: Sequence[tuple[CodesInGraph, NDArray]]) -> str:
+    """The entries of several columns' codes beside one another: (rows, width of all entries)."""
+    if any(found.weights is not None for found, _ in columns):
+        return str(graph.add("Concat", *(add_lookup(graph, found, entries) for found, entries in columns), axis=1))
+    parts = [graph.add("Gather", graph.constant(entries), found.codes) for found, entries in columns]
+    return str(graph.add("Squeeze", graph.add("Concat", *parts, axis=2), graph.constant([1])))
+
+
 def add_sums(graph: OnnxGraph, columns: Sequence[tuple[CodesInGraph, NDArray]]) -> list[str]:
     """The entries of several columns' codes, added up where that is one op instead of one a column: what is left to add."""
     plain = [(found.codes, entries) for found, entries in columns if found.weights is None]
