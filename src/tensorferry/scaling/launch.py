@@ -68,7 +68,8 @@ def launch(
         start_method="spawn",
         shutdown_timeout=max(1, int(min(_SHUTDOWN_SECONDS, wait_seconds))),
         local_addr=None if cluster.rendezvous else "localhost",
-        logs_specs=DefaultLogsSpecs(tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
+        # where nobody says, torch leaves a folder in the system's own for every launch
+        logs_specs=DefaultLogsSpecs(str(verdict.parent / "logs"), tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
         log_line_prefix_template="[rank ${rank}] ",
         signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on
     )
