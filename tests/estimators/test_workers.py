@@ -45,7 +45,8 @@ def test_two_processes_learn_from_disk_within_their_budgets(tmp_path: Path, monk
     monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)  # as if it were large
     monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**12)
     rows = datasets.load(tmp_path / "rows.parquet", target="y")
-    alone, two = (make("DNNClassifier", **PLAIN).fit(rows, workers=number) for number in (1, 2))
+    alone = make("DNNClassifier", **PLAIN).fit(rows)
+    two = make("DNNClassifier", budget="500MiB", **PLAIN).fit(rows, workers=2)
     np.testing.assert_allclose(two.predict_proba(rows), alone.predict_proba(rows), atol=1e-4)
     assert two.input_wait_seconds_ > 0
 

@@ -60,7 +60,7 @@ def _work(folder: Path) -> None:
     from tensorferry.scaling.torch import join
 
     def end(reason: str) -> None:
-        _leave(folder, RunFailed.__name__, f"{reason}; {_ADVICE}")
+        _leave(folder, RunFailed(f"{reason}; {_ADVICE}"))
 
     world = find_world()
     assert world is not None, "the launcher says which rank this is"
@@ -80,10 +80,8 @@ def _work(folder: Path) -> None:
             _write(folder / _LEARNT, (estimator.model_.get_weights(), learnt))
         team.gather(None)  # no rank leaves while another one still computes
         team.close()
-    except KeyboardInterrupt:
-        _leave(folder, KeyboardInterrupt.__name__, "")
-    except FerryError as error:
-        _leave(folder, type(error).__name__, str(error))
+    except (KeyboardInterrupt, FerryError) as error:
+        _leave(folder, error)
 
 
 def _make_averaging(team: Team, checked: Any) -> keras.callbacks.Callback:
@@ -111,9 +109,10 @@ def _make_averaging(team: Team, checked: Any) -> keras.callbacks.Callback:
     return Averaging()
 
 
-def _leave(folder: Path, kind: str, message: str) -> None:
+def _leave(folder: Path, error: BaseException) -> None:
     """End this process at once: whoever waits for it in a collective waits for its connection to break."""
-    write_whole(folder / _VERDICT, json.dumps({"kind": kind, "message": message}))
+    facts = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    write_whole(folder / _VERDICT, json.dumps({"kind": type(error).__name__, "message": str(error), "facts": facts}))
     os._exit(1)
 
 
@@ -123,7 +122,7 @@ def _raise_verdict(folder: Path) -> None:
         told = json.loads(path.read_text("utf-8"))
         if told["kind"] == KeyboardInterrupt.__name__:
             raise KeyboardInterrupt
-        raise getattr(errors, told["kind"])(told["message"])
+        raise getattr(errors, told["kind"])(told["message"], **told["facts"])
 
 
 def _write(path: Path, value: Any) -> None:

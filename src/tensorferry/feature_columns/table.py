@@ -14,6 +14,7 @@ from tensorferry.messages import did_you_mean
 
 Table: TypeAlias = Mapping[str, NDArray]
 
+_PLAIN_WORDS = {str, type(None)}
 _MAX_CATEGORIES_SHARE = 0.5  # of the rows: a column with more different words is a name or a note
 
 
@@ -82,6 +83,8 @@ def read_words(table: Table, name: str) -> NDArray:
     """A column as words, None where nothing is known; a whole number is written without a point, true and false as 1 and 0."""
     values = pick_column(table, name)
     if values.dtype == object:
+        if set(map(type, values.tolist())) <= _PLAIN_WORDS and "" not in values.tolist():
+            return values
         return np.array([None if _is_missing(value) else _write(value) for value in values], object)
     missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
     unique, places = np.unique(np.where(missing, 0, values), return_inverse=True)
@@ -127,6 +130,8 @@ def _read_column(values: Any) -> NDArray:
     if array.dtype.kind in "Mm":
         return _read_times(array)
     given = array.tolist()
+    if set(map(type, given)) <= _PLAIN_WORDS and "" not in given:  # nearly always, and a pass over a million cells is a second
+        return array.astype(object)
     objects = np.array([*(None if _is_missing(value) else _read_value(value) for value in given), None], object)[:-1]
     known = [value for value in objects if value is not None]
     are_booleans = all(isinstance(value, bool | np.bool_) for value in known)
