@@ -39,7 +39,6 @@ class PreparedRows:
         rows = list(self.builder.as_dataset(split=part, shuffle_files=False, decoders=decoded).as_numpy_iterator())
         return {column.name: _stack([row[column.name] for row in rows], column) for column in self.columns}
 
-
     def only(self, names: Collection[str]) -> Rows:
         """The rows without the other features, which are not decoded."""
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))

@@ -1,5 +1,6 @@
 """Tables from wherever a user has them, as arrays by column: numbers, or objects that are texts or missing."""
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ def read_table(data: Any) -> Table:
     if isinstance(data, Mapping):
         columns = {str(name): _read_column(values) for name, values in data.items()}
     elif hasattr(data, "columns") and hasattr(data, "__dataframe__"):
+        if twice := [name for name, count in Counter(map(str, data.columns)).items() if count > 1]:
+            raise BadData(f"the table has two columns {twice[0]!r}; call one of them otherwise")
         columns = {str(name): _read_column(data[name]) for name in data.columns}
     else:
         matrix = np.asarray(data)
