@@ -1,9 +1,10 @@
 """Premade estimators beside other libraries at their defaults, on real tables.
 
-    python benchmarks/tabular.py                     adult and california, seeds 0 to 4
-    python benchmarks/tabular.py --save              the same, and its result file
-    python benchmarks/tabular.py --models trees      without the networks, which take minutes
-    python benchmarks/tabular.py --no-times          without seconds: where other work runs on the machine
+    python benchmarks/tabular.py                       adult and california, seeds 0 to 4
+    python benchmarks/tabular.py --save                the same, and its result file
+    python benchmarks/tabular.py --models trees        without the networks, which take minutes
+    python benchmarks/tabular.py --models networks     these alone
+    python benchmarks/tabular.py --no-times            without seconds: where other work runs on the machine
 
 Every table is split 80/20 by each seed, the same rows for all. Metrics are medians of the seeds. CPU seconds, where they are
 shown, are those of `fit`, median and spread, measured in turns on as many threads as there are cores. Peers that are not
@@ -29,6 +30,11 @@ from tensorferry.datasets import Dataset
 from tensorferry.estimators.metrics import measure_classes, measure_values
 
 TABLES = ("adult", "california")
+MODELS = {
+    "all": ("LinearX", "BoostedTreesX", "DNNX", "DNNLinearCombinedX"),
+    "trees": ("LinearX", "BoostedTreesX"),
+    "networks": ("DNNX", "DNNLinearCombinedX"),
+}
 PACKAGES = ("scikit-learn", "lightgbm", "xgboost", "ydf", "keras", "numpy", "pandas")
 
 
@@ -57,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", default=",".join(TABLES), help="comma separated datasets by name")
-    parser.add_argument("--models", choices=("all", "trees"), default="all", help="trees: without the networks")
+    parser.add_argument("--models", choices=tuple(MODELS), default="all", help="trees: without the networks; networks: alone")
     parser.add_argument("--seeds", type=int, default=5, help="how many splits")
     parser.add_argument("--no-times", action="store_true", help="leave out seconds, which say nothing on a busy machine")
     options = parse_options(parser, __file__, argv)
@@ -95,11 +101,12 @@ def measure(contender: Contender, table: str, seed: int, train: Dataset, test: D
 def list_contenders(train: Dataset, models: str) -> Iterator[Contender]:
     """Ours, and the peers that are installed."""
     suffix = "Classifier" if is_classification(train) else "Regressor"
-    names = ["LinearX", "BoostedTreesX"] if models == "trees" else ["LinearX", "BoostedTreesX", "DNNX", "DNNLinearCombinedX"]
-    for name in names:
+    for name in MODELS[models]:
         kind = estimators.KINDS[name.replace("X", suffix)]
         options = {"random_state": 0} if not name.startswith("Linear") else {}
         yield Contender(kind.__name__, True, _fit_ours(kind, options))
+    if models == "networks":
+        return
     yield Contender(f"HistGradientBoosting{suffix}", False, _fit_sklearn(suffix))
     if find_spec("lightgbm"):
         yield Contender("LightGBM", False, _fit_lightgbm(suffix))

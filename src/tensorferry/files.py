@@ -1,4 +1,4 @@
-"""Files that outlive a crash: there whole or not at all, forced to the disk, and known again by a digest."""
+"""Files that outlive a crash: there whole or not at all, forced to the disk, known again by a digest; and where caches are."""
 
 import hashlib
 import os
@@ -27,6 +27,14 @@ def force(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def find_cache_folder() -> Path | None:
+    """Where this user's programs keep what they can make again; None where there is no home, as in some containers."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tensorferry"
+    except RuntimeError:
+        return None
 
 
 def digest(path: Path) -> str:

@@ -283,3 +283,9 @@ def test_what_hugging_face_saved_is_read(tmp_path: Path) -> None:
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert len(load(tmp_path, split="train")) == 10
     assert load(tmp_path, split="test").numpy()["id"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_text_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes("word,number\nplain,1\ncafé,2\n".encode("latin-1"))
+    with pytest.raises(BadData, match=r"rows.csv' as a table: line 3 is no text in UTF-8"):
+        load(tmp_path / "rows.csv")

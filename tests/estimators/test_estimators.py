@@ -12,7 +12,7 @@ from premade import CLASSIFIERS, REGRESSORS, make
 
 from tensorferry import BadBudget, BadData, BadOption, BadUse, datasets, estimators
 from tensorferry import feature_columns as fc
-from tensorferry.estimators.network import ScaledNumbers, make_inputs
+from tensorferry.estimators.network import LearntEntries, ScaledNumbers, make_inputs
 
 
 @pytest.mark.parametrize(("name", "least"), list(zip(CLASSIFIERS, (0.3, 0.95, 0.95, 0.95, 0.95), strict=True)))
@@ -262,6 +262,33 @@ def test_a_warm_start_keeps_the_classes_that_it_learnt() -> None:
         model.fit(few, ["middle", "high"] * 20)
     with pytest.raises(BadOption, match=r"goes on with hidden_units=\[16\], received \[8\]"):
         model.set_params(hidden_units=(8,)).fit(rows, target)
+
+
+@pytest.mark.parametrize("name", ["BoostedTreesClassifier", "BoostedTreesRegressor"])
+def test_a_warm_start_adds_trees_to_those_that_there_are(name: str, tmp_path: Path) -> None:
+    rows = {"x": np.arange(600.0) % 50}
+    target = rows["x"] > 25
+    model = make(name, num_trees=3, warm_start=True).fit(rows, target)
+    before = model.evaluate(lambda: (rows, target))
+    estimators.save(model, tmp_path)
+    again = estimators.load(tmp_path).fit(rows, target)
+    assert (model.n_iter_, again.n_iter_) == (3, 6)
+    figure = "loss" if name.endswith("Classifier") else "rmse"
+    assert again.evaluate(lambda: (rows, target))[figure] < before[figure]
+    if name.endswith("Classifier"):
+        with pytest.raises(BadData, match="'maybe' was not there in training"):
+            again.fit(rows, ["maybe"] * 600)
+
+
+def test_a_code_of_many_rows_moves_as_far_as_one_of_few() -> None:
+    """Adam's first step is the learning rate, whatever the gradient; TensorFlow's sparse gradients would make it larger."""
+    import keras
+
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), LearntEntries(3, 1, embeddings_initializer="zeros")])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    codes = np.array([[1]] * 99 + [[2]], "int32")
+    model.train_on_batch(codes, np.where(np.arange(100) % 3, 1.0, -0.5)[:, None, None])
+    assert model.get_weights()[0].ravel().tolist() == pytest.approx([0, 0.1, -0.1], abs=1e-4)
 
 
 def test_a_class_that_counts_as_nothing_is_a_class() -> None:

@@ -115,6 +115,11 @@ def test_infinity_is_told_with_its_column_and_row(name: str) -> None:
         make(name).fit({"x": [1.0, 2.0, -np.inf]}, [1.0, 2.0, 3.0])
 
 
+def test_two_columns_of_one_name_are_told() -> None:
+    with pytest.raises(BadData, match="the table has two columns 'x'"):
+        read_table(pd.DataFrame([[1, 2], [3, 4]], columns=["x", "x"]))
+
+
 def test_large_whole_numbers_keep_their_digits() -> None:
     table = read_table({"id": [2**60 + 1, None, 2**60 + 2], "other": [2**60 + 1, 2**60 + 2, 3]})
     assert read_words(table, "id").tolist() == [str(2**60 + 1), None, str(2**60 + 2)]

@@ -54,6 +54,9 @@ def add_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="decides which rows are tested on (default: %(default)s)"
     )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes that train a network together (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to put the run (default: runs/ and the table's name)")
     parser.add_argument("--force", action="store_true", help="overwrite the run in that folder")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -77,6 +80,7 @@ def _run(options: argparse.Namespace) -> int:
         test_share=options.test,
         calibrate=options.calibrate,
         threshold=options.threshold,
+        workers=options.workers,
         command=options.command,
     )
     figures = fit_table(request, folder, force=options.force, tell=lambda line: print(line, file=sys.stderr))

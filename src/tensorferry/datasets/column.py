@@ -17,9 +17,10 @@ class Column:
 
     name: str
     kind: Kind
-    dtype: str  # NumPy's name; "object" for texts
+    dtype: str  # NumPy's name; "object" for texts, and for what can be missing and has no number that says so
     shape: tuple[int | None, ...] = ()  # of one value; None where it differs from row to row
     labels: tuple[str, ...] = ()  # of kind label: what 0, 1, 2, ... stand for
+    is_large: bool = False  # holds whole numbers that no float64 does, such as ids; those with missing ones are objects
 
     @property
     def is_ragged(self) -> bool:

@@ -21,6 +21,7 @@ from tensorferry.datasets.rows import ArrayRows, Columns
 from tensorferry.datasets.tables import dataset_from_arrow, read_file
 from tensorferry.errors import BadData
 from tensorferry.extras import load_extra
+from tensorferry.recipes.data.images import read_digits
 
 Splits: TypeAlias = dict[str, Dataset]
 
@@ -63,11 +64,10 @@ def _read_sklearn(card: DatasetCard, check: bool) -> Splits:
 
 
 def _read_digits(card: DatasetCard, check: bool) -> Splits:
-    """scikit-learn's scans of 8 x 8 pixels, brightness 0 to 255 as pictures have it."""
+    """Scans of handwritten digits."""
     find_file(card, "all", check=check)
-    found = load_extra("sklearn.datasets", "the set of digits").load_digits()
-    images = np.rint(found.images * (255 / 16)).astype(np.uint8)[..., None]
-    return {"all": _labelled_images(card.name, images, found.target, _DIGITS)}
+    images, classes = read_digits()
+    return {"all": _labelled_images(card.name, images[..., None], classes, _DIGITS)}
 
 
 def _read_idx(card: DatasetCard, check: bool) -> Splits:

@@ -1,7 +1,7 @@
 """Folders that TFDS prepared: rows as its own readers decode them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorferry.datasets.column import Column
 from tensorferry.datasets.dataset import Dataset
-from tensorferry.datasets.rows import Columns
+from tensorferry.datasets.rows import Columns, Rows
 from tensorferry.errors import BadData
 from tensorferry.messages import first_line
 
@@ -20,6 +20,7 @@ _BLOCK_ROWS = 256
 class PreparedRows:
     """A split of a prepared folder."""
 
+    tfds: Any
     builder: Any
     split: str
     num_rows: int
@@ -34,8 +35,13 @@ class PreparedRows:
         """Some rows, decoded."""
         start = number * _BLOCK_ROWS
         part = f"{self.split}[{start}:{min(start + _BLOCK_ROWS, self.num_rows)}]"
-        rows = list(self.builder.as_dataset(split=part, shuffle_files=False).as_numpy_iterator())
+        decoded = self.tfds.decode.PartialDecoding({column.name: True for column in self.columns})
+        rows = list(self.builder.as_dataset(split=part, shuffle_files=False, decoders=decoded).as_numpy_iterator())
         return {column.name: _stack([row[column.name] for row in rows], column) for column in self.columns}
+
+    def only(self, names: Collection[str]) -> Rows:
+        """The rows without the other features, which are not decoded."""
+        return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
 def open_prepared(tfds: Any, folder: Path) -> dict[str, Dataset]:
@@ -48,7 +54,7 @@ def open_prepared(tfds: Any, folder: Path) -> dict[str, Dataset]:
     keys = builder.info.supervised_keys
     target = keys[1] if keys and isinstance(keys[1], str) else None
     return {
-        split: Dataset(builder.info.name, PreparedRows(builder, split, info.num_examples, columns), columns, target)
+        split: Dataset(builder.info.name, PreparedRows(tfds, builder, split, info.num_examples, columns), columns, target)
         for split, info in builder.info.splits.items()
     }
 
@@ -56,7 +62,7 @@ def open_prepared(tfds: Any, folder: Path) -> dict[str, Dataset]:
 def _describe(tfds: Any, name: str, feature: Any) -> Column:
     if isinstance(feature, tfds.features.ClassLabel):
         return Column(name, "label", "int64", (), tuple(feature.names))
-    if not hasattr(feature, "np_dtype"):
+    if isinstance(getattr(feature, "np_dtype", {}), Mapping):
         raise BadData(f"the feature {name!r} is nested, which rows of columns cannot hold; read the folder with TFDS itself")
     if isinstance(feature, tfds.features.Text) or feature.np_dtype in (object, str, bytes):
         return Column(name, "text", "object")

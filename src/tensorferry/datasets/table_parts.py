@@ -63,12 +63,19 @@ def join_tables(paths: Sequence[Path], parts: Sequence[Dataset], name: str) -> D
 
 def _go_together(first: Column, other: Column) -> bool:
     return first.shape == other.shape and (
-        first.dtype == other.dtype or {first.dtype, other.dtype} == {"int64", "float64"} or first.kind == other.kind == "boolean"
+        first.dtype == other.dtype or (_is_number(first) and _is_number(other)) or first.kind == other.kind == "boolean"
     )
+
+
+def _is_number(column: Column) -> bool:
+    return column.is_large or column.dtype in ("int64", "float64")
 
 
 def _join(first: Column, other: Column) -> Column:
     """One column with room for both."""
+    if first.is_large or other.is_large:
+        is_one = first.dtype == other.dtype
+        return replace(first, kind="integer", dtype=first.dtype if is_one else "object", is_large=True)
     if first.dtype != other.dtype:
         return first if first.dtype in ("float64", "object") else other
     return first if first.kind != "category" else other  # a text in one file is one in all
@@ -76,6 +83,8 @@ def _join(first: Column, other: Column) -> Column:
 
 def _join_missing(column: Column) -> Column:
     """A column of which some files know nothing."""
+    if column.is_large:
+        return replace(column, dtype="object")
     if column.dtype == "int64":
         return replace(column, kind="number", dtype="float64")
     return replace(column, dtype="object") if column.dtype == "bool" else column
@@ -90,8 +99,9 @@ def _is_empty(part: Dataset, column: Column) -> bool:
 def _widen(values: NDArray, dtype: str) -> NDArray:
     if values.dtype == dtype:
         return values
-    if dtype == "object" and values.dtype.kind == "f":  # nothing is known in it
-        return np.full(len(values), None, object)
+    if dtype == "object" and values.dtype.kind == "f":
+        widened = [None if value != value else int(value) if value.is_integer() else value for value in values.tolist()]
+        return np.array([*widened, None], object)[:-1]
     if dtype.startswith("datetime64") and values.dtype.kind == "f":
         return np.full(len(values), np.datetime64("NaT"), dtype)
     return values.astype(dtype)

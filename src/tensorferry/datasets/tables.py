@@ -5,12 +5,12 @@ which is found again by the file's path, size and time of change.
 """
 
 import hashlib
-import os
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ from tensorferry.datasets.column import Column, Kind
 from tensorferry.datasets.dataset import Dataset
 from tensorferry.datasets.rows import ArrayRows, Columns
 from tensorferry.datasets.table_parts import join_tables
-from tensorferry.datasets.text_tables import convert_text, read_text
+from tensorferry.datasets.text_tables import convert_text, find_bad_line, read_text
 from tensorferry.errors import BadData
 from tensorferry.extras import load_extra
+from tensorferry.files import find_cache_folder
 from tensorferry.messages import first_line
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
+TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl")
+SUFFIXES = (*TEXT_SUFFIXES, ".parquet", ".arrow")
 _IN_MEMORY_NBYTES = 64 * 2**20  # a file up to this size is read whole
 _MAX_CATEGORIES = 1000  # a column of texts with more different ones is a name or a note
+LARGEST_EXACT = 2**53  # above it, not every whole number is a float64
 _DROPPED = ("__index_level_0__", "")  # the numbers that a data frame gave its rows
 
 
@@ -53,6 +56,43 @@ class BlockRows:
         return replace(self, columns=tuple(column for column in self.columns if column.name in names))
 
 
+@dataclass(frozen=True)
+class ParquetBlocks:
+    """The row groups of a Parquet file; another process opens it for itself."""
+
+    path: Path
+
+    @cached_property
+    def file(self) -> Any:
+        """The open file."""
+        return load_extra("pyarrow.parquet", "reading Parquet files", "datasets").ParquetFile(self.path)
+
+    def __call__(self, number: int, names: list[str]) -> Any:
+        return self.file.read_row_group(number, names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+
+@dataclass(frozen=True)
+class ArrowBlocks:
+    """The batches of an Arrow file; another process opens it for itself."""
+
+    path: Path
+
+    @cached_property
+    def file(self) -> Any:
+        """The open file."""
+        # pages of a mapped file would count as the process's memory
+        return load_extra("pyarrow.ipc", "reading Arrow files", "datasets").open_file(_arrow().OSFile(str(self.path)))
+
+    def __call__(self, number: int, names: list[str]) -> Any:
+        return self.file.get_batch(number).select(names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+
 def read_tables(paths: Sequence[Path], name: str) -> Dataset:
     """The rows of files with the same columns, one behind the other."""
     return join_tables(paths, [read_file(path) for path in paths], name)
@@ -62,7 +102,9 @@ def dataset_from_arrow(table: Any, name: str) -> Dataset:
     """The rows of an Arrow table that is in memory."""
     _check_names(name, table.column_names)
     table = table.select([each for each in table.column_names if each not in _DROPPED])
-    columns = _describe(table.schema, {each for each in table.column_names if table[each].null_count}, [table])
+    nullable = {each for each in table.column_names if table[each].null_count}
+    large = {each for each in _list_long(table.schema) if _is_large(_find_bounds(table[each]))}
+    columns = _describe(table.schema, nullable, large, [table])
     return Dataset(name, ArrayRows({each.name: _to_array(table[each.name], each.dtype) for each in columns}), columns)
 
 
@@ -81,19 +123,25 @@ def read_file(path: Path, suffix: str | None = None) -> Dataset:
 
 
 def _open_parquet(path: Path, nbytes: int) -> Dataset:
-    parquet = load_extra("pyarrow.parquet", "reading Parquet files", "datasets")
-    file = parquet.ParquetFile(path)
+    blocks = ParquetBlocks(path)
+    file = blocks.file
     _check_names(path.name, file.schema_arrow.names)
     if nbytes <= _IN_MEMORY_NBYTES:
         return _checked(path, dataset_from_arrow(file.read(), path.name))
     groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    nullable = set()
-    for group in groups:
+    long = _list_long(file.schema_arrow)
+    nullable, large = set(), set()
+    for number, group in enumerate(groups):
         chunks = (group.column(place) for place in range(group.num_columns))
         counted = {chunk.path_in_schema: chunk.statistics for chunk in chunks}
         nullable |= {name for name, found in counted.items() if found is None or not found.has_null_count or found.null_count}
-    columns = _describe(file.schema_arrow, nullable, [file.read_row_group(0)] if groups else [])
-    rows = BlockRows(path, [group.num_rows for group in groups], file.read_row_group, columns)
+        for name in long:
+            told = counted[name]
+            is_told = told is not None and told.has_min_max
+            bounds = (told.min, told.max) if is_told else _find_bounds(file.read_row_group(number, [name])[name])
+            large |= {name} if _is_large(bounds) else set()
+    columns = _describe(file.schema_arrow, nullable, large, [file.read_row_group(0)] if groups else [])
+    rows = BlockRows(path, [group.num_rows for group in groups], blocks, columns)
     return _checked(path, Dataset(path.name, rows, columns))
 
 
@@ -107,13 +155,9 @@ def _open_arrow(path: Path, name: str) -> Dataset:
     _check_names(name, file.schema.names)
     blocks = [file.get_batch(number) for number in range(file.num_record_batches)]  # mapped: nothing is read yet
     nullable = {name for block in blocks for name in block.schema.names if block.column(name).null_count}
-    columns = _describe(file.schema, nullable, blocks[:1])
-    unmapped = ipc.open_file(pa.OSFile(str(path)))  # pages of a mapped file would count as the process's memory
-
-    def read(number: int, names: list[str]) -> Any:
-        return unmapped.get_batch(number).select(names)
-
-    return _checked(path, Dataset(name, BlockRows(path, [block.num_rows for block in blocks], read, columns), columns))
+    columns = _describe(file.schema, nullable, _find_large_blocks(path, file.schema), blocks[:1])
+    rows = BlockRows(path, [block.num_rows for block in blocks], ArrowBlocks(path), columns)
+    return _checked(path, Dataset(name, rows, columns))
 
 
 def _convert(path: Path, suffix: str) -> Path:
@@ -135,27 +179,59 @@ def _convert(path: Path, suffix: str) -> Path:
 
 def cache_folder() -> Path:
     """Where large text files are kept as Arrow files."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tensorferry" / "datasets"
-    except RuntimeError as error:
-        raise BadData("there is no home folder to keep large tables in; set XDG_CACHE_HOME to a folder with room") from error
+    found = find_cache_folder()
+    if found is None:
+        raise BadData("there is no home folder to keep large tables in; set XDG_CACHE_HOME to a folder with room")
+    return found / "datasets"
 
 
-def _describe(schema: Any, nullable: set[str], sample: Iterable[Any]) -> tuple[Column, ...]:
+def _list_long(schema: Any) -> list[str]:
+    """The columns of whole numbers that may be too large for a float64."""
+    return [field.name for field in schema if field.type in (_arrow().int64(), _arrow().uint64())]
+
+
+def _find_bounds(values: Any) -> tuple[int | None, int | None]:
+    """The least and the largest value."""
+    found = load_extra("pyarrow.compute", "reading tables", "datasets").min_max(values).as_py()
+    return found["min"], found["max"]
+
+
+def _is_large(bounds: tuple[int | None, int | None]) -> bool:
+    return any(bound is not None and abs(bound) > LARGEST_EXACT for bound in bounds)
+
+
+def _find_large_blocks(path: Path, schema: Any) -> set[str]:
+    """The columns of an Arrow file that hold large whole numbers, which nothing in it tells but the numbers."""
+    large: set[str] = set()
+    long = _list_long(schema)
+    if long:
+        ipc, pa = load_extra("pyarrow.ipc", "reading Arrow files", "datasets"), _arrow()
+        options = ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in long])
+        with pa.OSFile(str(path)) as source:
+            file = ipc.open_file(source, options=options)
+            for number in range(file.num_record_batches):
+                block = file.get_batch(number)
+                large |= {name for name in long if name not in large and _is_large(_find_bounds(block.column(name)))}
+    return large
+
+
+def _describe(schema: Any, nullable: set[str], large: set[str], sample: Iterable[Any]) -> tuple[Column, ...]:
     tables = list(sample)
     return tuple(
-        _describe_column(field, field.name in nullable, [table[field.name] for table in tables])
+        _describe_column(field, field.name in nullable, field.name in large, [table[field.name] for table in tables])
         for field in schema
         if field.name not in _DROPPED
     )
 
 
-def _describe_column(field: Any, nullable: bool, sample: list[Any]) -> Column:
+def _describe_column(field: Any, nullable: bool, large: bool, sample: list[Any]) -> Column:
     types = _arrow().types
     if types.is_boolean(field.type):
         return Column(field.name, "boolean", "object" if nullable else "bool")
     if types.is_timestamp(field.type) or types.is_date(field.type):
         return Column(field.name, "time", "datetime64[us]")
+    if large:
+        return Column(field.name, "integer", "object" if nullable else str(field.type), is_large=True)
     if types.is_integer(field.type):
         return Column(field.name, "number", "float64") if nullable else Column(field.name, "integer", "int64")
     if types.is_floating(field.type) or types.is_decimal(field.type) or types.is_null(field.type):
@@ -179,7 +255,7 @@ def _to_array(values: Any, dtype: str) -> NDArray:
         flat = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
         return flat.flatten().to_numpy(zero_copy_only=False).reshape(len(flat), -1)
     if dtype == "object":
-        is_kept = pa.types.is_nested(values.type) or pa.types.is_boolean(values.type)
+        is_kept = pa.types.is_nested(values.type) or pa.types.is_boolean(values.type) or pa.types.is_integer(values.type)
         texts = values if is_kept else values.cast(pa.large_string())
         return np.asarray([*texts.to_pylist(), None], object)[:-1]  # the None keeps lists from becoming a second axis
     return values.cast(pa.from_numpy_dtype(np.dtype(dtype)), safe=False).to_numpy(zero_copy_only=False)
@@ -206,7 +282,10 @@ def _naming(path: Path, place: str = "") -> Iterator[None]:
     except OSError as error:
         raise BadData(f"cannot read {str(path)!r}{place}: {error.strerror or first_line(error)}") from error
     except (_arrow().ArrowException, UnicodeDecodeError) as error:
-        raise BadData(f"cannot read {str(path)!r} as a table{place}: {first_line(error)}") from error
+        reason = first_line(error)
+        if path.suffix.lower() in TEXT_SUFFIXES and "utf" in reason.lower() and (line := find_bad_line(path)) is not None:
+            reason = f"line {line} is no text in UTF-8; save the file in that encoding"
+        raise BadData(f"cannot read {str(path)!r} as a table{place}: {reason}") from error
 
 
 def _arrow() -> Any:

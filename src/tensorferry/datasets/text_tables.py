@@ -29,6 +29,17 @@ def read_text(path: Path, suffix: str) -> Any:
         return csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False), **_csv_options(suffix))
 
 
+def find_bad_line(path: Path) -> int | None:
+    """The number of the first line that is no UTF-8, counted from 1."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return None
+
+
 def convert_text(path: Path, suffix: str, target: Path) -> None:
     """Write the file as an Arrow file of blocks."""
     if suffix == ".jsonl":

@@ -16,12 +16,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils import Tags
 
 from tensorferry.datasets import Dataset
-from tensorferry.errors import BadData
+from tensorferry.errors import BadData, BadOption
 from tensorferry.estimators.calibration import Calibration, fit_calibration
 from tensorferry.estimators.exporting import export, export_saved_model, make_tensors
 from tensorferry.estimators.inputs import InputFn, gather_pairs, gather_tables, is_matrix, read_values, read_weights
 from tensorferry.estimators.metrics import measure_classes, measure_values
-from tensorferry.estimators.settings import check_class_weight, check_settings
+from tensorferry.estimators.settings import check_class_weight, check_settings, check_workers
 from tensorferry.estimators.thresholds import find_threshold
 from tensorferry.feature_columns.columns import FeatureColumn
 from tensorferry.feature_columns.encoding import FittedColumns
@@ -74,8 +74,16 @@ class TableEstimator(BaseEstimator):
     def _tell(self, answers: NDArray) -> Iterator[dict[str, Any]]:
         """A row's answer at a time, as the classic `predict` gives it."""
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, workers: int = 1) -> Self:  # noqa: N803
         """Learn from rows `X` with the target `y`; a dataset brings its own target."""
+        check_workers(workers)
+        if workers > 1:
+            raise BadOption(
+                f"{type(self).__name__} learns in one process, on all cores; leave workers out, which is for networks"
+            )
+        return self._fit_table(X, y, sample_weight)
+
+    def _fit_table(self, X: Any, y: Any, sample_weight: Any) -> Self:  # noqa: N803
         check_settings(self)
         table = read_table(X)
         if y is None:
@@ -121,6 +129,13 @@ class TableEstimator(BaseEstimator):
     def to_tensors(self, X: Any) -> Arrays:  # noqa: N803
         """Rows as the exported model takes them: an array of shape (rows, 1) for every column that it looks at."""
         return make_tensors(self.fitted_, self._check(X))
+
+    def _has_learnt(self) -> bool:
+        """Whether there is something that a warm start could go on from."""
+        return False
+
+    def _goes_on(self) -> bool:
+        return getattr(self, "warm_start", False) and self._has_learnt()
 
     def _require_fitted(self) -> None:
         if not hasattr(self, "n_features_in_"):
@@ -202,7 +217,7 @@ class TableClassifier(ClassifierMixin, TableEstimator):
         if values.dtype.kind == "f" and not np.all(values == np.floor(values)):
             raise ValueError(f"Unknown label type: continuous. Expected classes, received numbers such as {values[0]:g}")
         self.calibration_ = None  # what was learnt of another training's answers does not hold for this one
-        if getattr(self, "warm_start", False) and hasattr(self, "model_"):
+        if self._goes_on():
             return self._find_places(values)
         self.classes_, codes = np.unique(values.astype(str) if values.dtype == object else values, return_inverse=True)
         check_class_weight(self.class_weight, self.classes_.tolist())

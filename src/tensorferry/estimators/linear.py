@@ -1,6 +1,7 @@
 """Linear models over scaled numbers and one weight for each code of a categorical column, by scikit-learn's solvers."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tensorferry.estimators.estimator import Arrays, TableClassifier, TableEstim
 from tensorferry.feature_columns.columns import FeatureColumn
 from tensorferry.feature_columns.encoding import Codes, FittedColumns, count_codes
 from tensorferry.feature_columns.learning import fit_columns
-from tensorferry.feature_columns.onnx_columns import add_codes, add_lookup, add_numbers
+from tensorferry.feature_columns.onnx_columns import add_codes, add_numbers, add_sums
 from tensorferry.feature_columns.onnx_graph import OnnxGraph, add_all
 from tensorferry.feature_columns.table import Table, count_rows
 
@@ -55,12 +56,10 @@ class _Linear(TableEstimator):
         weights = self.coef_.T
         if num_numbers := len(self.fitted_.numeric):
             parts.append(_add_numbers(graph, self.fitted_, weights[: 2 * num_numbers]))
-        start = 2 * num_numbers
-        for column in self.fitted_.categorical:
-            size = count_codes(column)
-            parts.append(add_lookup(graph, add_codes(graph, column), weights[start : start + size]))
-            start += size
-        return add_all(graph, parts)
+        ends = np.cumsum([2 * num_numbers, *map(count_codes, self.fitted_.categorical)])
+        codes = [add_codes(graph, column) for column in self.fitted_.categorical]
+        entries = [weights[start:end] for start, end in pairwise(ends)]
+        return add_all(graph, [*parts, *add_sums(graph, list(zip(codes, entries, strict=True)))])
 
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
         assert self.fitted_ is not None
@@ -151,5 +150,5 @@ def _add_numbers(graph: OnnxGraph, fitted: FittedColumns, weights: NDArray) -> s
 
 def softmax(scores: NDArray) -> NDArray[np.float64]:
     """Scores as probabilities."""
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)

@@ -14,6 +14,7 @@ import numpy as np
 from keras import layers, ops
 from numpy.typing import NDArray
 
+from tensorferry.estimators.members import MemberInputs, MemberScores
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes
 from tensorferry.feature_columns.table import Table
@@ -47,6 +48,18 @@ class ScaledNumbers(layers.Layer):
         return ops.concatenate(parts, axis=1)
 
 
+class LearntEntries(layers.Embedding):
+    """An embedding whose gradient is summed by code.
+
+    On TensorFlow a plain one's is not, and Keras' Adam squares each row's share of it instead of their sum: a code that many rows
+    of a batch have would move by many times the learning rate.
+    """
+
+    def call(self, codes: Any) -> Any:
+        """The entries of these codes."""
+        return ops.take(ops.multiply(self.embeddings, 1.0), ops.cast(codes, "int32"), axis=0)
+
+
 def center_knots(scale: NumericScale) -> NDArray[np.float32]:
     """The knots of a column less its center; those that float32 cannot tell apart count once."""
     return np.unique((np.array(scale.knots) - scale.center).astype(np.float32))
@@ -72,23 +85,33 @@ def build_network(
     num_answers: int,
     *,
     dropout: float,
+    num_members: int,
     seed: int,
 ) -> keras.Model:
-    """A network with a linear part, a deep part or both, whose scores are added up."""
+    """A network with a linear part, a deep part or both, whose scores are added up: (rows, answers).
+
+    Several members (see `members`) give (rows, members, answers); they share the linear part.
+    """
     inputs: dict[str, Any] = {}
     seeds = iter(range(seed, seed + 10_000))
     parts = []
     if linear is not None:
-        parts.append(_build_linear(linear, num_answers, inputs))
+        scores = _build_linear(linear, num_answers, inputs)
+        parts.append(scores if num_members == 1 else ops.expand_dims(scores, 1))
     if dnn is not None:
         x = _build_deep(dnn, inputs, seeds)
+        if num_members > 1:
+            x = MemberInputs(num_members, next(seeds), name="members")(x)
         for place, width in enumerate(hidden_units):
             initial = keras.initializers.HeNormal(next(seeds))
             x = layers.Dense(width, activation="silu", kernel_initializer=initial, name=f"hidden_{place}")(x)
             if dropout:
                 x = layers.Dropout(dropout, seed=next(seeds))(x)
-        initial = keras.initializers.GlorotUniform(next(seeds))
-        parts.append(layers.Dense(num_answers, kernel_initializer=initial, dtype="float32", name="scores")(x))
+        if num_members > 1:
+            parts.append(MemberScores(num_answers, next(seeds), dtype="float32", name="scores")(x))
+        else:
+            initial = keras.initializers.GlorotUniform(next(seeds))
+            parts.append(layers.Dense(num_answers, kernel_initializer=initial, dtype="float32", name="scores")(x))
     scores = parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
     return keras.Model(inputs, scores)
 
@@ -101,7 +124,7 @@ def _build_linear(fitted: FittedColumns, num_answers: int, inputs: dict[str, Any
         parts.append(layers.Dense(num_answers, kernel_initializer="zeros", dtype="float32", name="linear_scaled")(scaled))
     for place, column in enumerate(fitted.categorical):
         name = f"linear_{place}"
-        table = layers.Embedding(count_codes(column), num_answers, embeddings_initializer="zeros", dtype="float32", name=name)
+        table = LearntEntries(count_codes(column), num_answers, embeddings_initializer="zeros", dtype="float32", name=name)
         parts.append(_look_up(table, column, place, "linear", inputs))
     return parts[0] if len(parts) == 1 else layers.Add(dtype="float32")(parts)
 
@@ -121,7 +144,7 @@ def _build_deep(fitted: FittedColumns, inputs: dict[str, Any], seeds: Any) -> An
             name = embedding_name(column, place)
             initial = keras.initializers.RandomNormal(stddev=dimension**-0.5, seed=next(seeds))
             if name not in tables:
-                tables[name] = layers.Embedding(size, dimension, embeddings_initializer=initial, name=name)
+                tables[name] = LearntEntries(size, dimension, embeddings_initializer=initial, name=name)
             table = tables[name]
         parts.append(_look_up(table, column, place, "dnn", inputs))
     return parts[0] if len(parts) == 1 else layers.Concatenate()(parts)

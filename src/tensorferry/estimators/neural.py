@@ -15,6 +15,7 @@ class DNNClassifier(Deep, NeuralClassifier):
         features: Sequence[fc.FeatureColumn] | None = None,
         *,
         hidden_units: Sequence[int] = (256, 128),
+        num_members: int = 1,
         dropout: float = 0.1,
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
@@ -31,6 +32,7 @@ class DNNClassifier(Deep, NeuralClassifier):
     ) -> None:
         self.features = features
         self.hidden_units = hidden_units
+        self.num_members = num_members
         self.dropout = dropout
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -54,6 +56,7 @@ class DNNRegressor(Deep, NeuralRegressor):
         features: Sequence[fc.FeatureColumn] | None = None,
         *,
         hidden_units: Sequence[int] = (256, 128),
+        num_members: int = 1,
         dropout: float = 0.1,
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
@@ -68,6 +71,7 @@ class DNNRegressor(Deep, NeuralRegressor):
     ) -> None:
         self.features = features
         self.hidden_units = hidden_units
+        self.num_members = num_members
         self.dropout = dropout
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -90,6 +94,7 @@ class DNNLinearCombinedClassifier(WideAndDeep, NeuralClassifier):
         dnn: Sequence[fc.FeatureColumn] | None = None,
         *,
         hidden_units: Sequence[int] = (256, 128),
+        num_members: int = 1,
         dropout: float = 0.1,
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
@@ -107,6 +112,7 @@ class DNNLinearCombinedClassifier(WideAndDeep, NeuralClassifier):
         self.linear = linear
         self.dnn = dnn
         self.hidden_units = hidden_units
+        self.num_members = num_members
         self.dropout = dropout
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -131,6 +137,7 @@ class DNNLinearCombinedRegressor(WideAndDeep, NeuralRegressor):
         dnn: Sequence[fc.FeatureColumn] | None = None,
         *,
         hidden_units: Sequence[int] = (256, 128),
+        num_members: int = 1,
         dropout: float = 0.1,
         learning_rate: float = 0.001,
         weight_decay: float = 0.0001,
@@ -146,6 +153,7 @@ class DNNLinearCombinedRegressor(WideAndDeep, NeuralRegressor):
         self.linear = linear
         self.dnn = dnn
         self.hidden_units = hidden_units
+        self.num_members = num_members
         self.dropout = dropout
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay

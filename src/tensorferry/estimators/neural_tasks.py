@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,12 @@ class NeuralClassifier(NeuralEstimator, TableClassifier):
     def _make_loss(self) -> Any:
         import keras
 
-        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        if self.num_members == 1:
+            return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        from tensorferry.estimators.members import MemberLoss
+
+        of_one = partial(keras.losses.sparse_categorical_crossentropy, from_logits=True)
+        return MemberLoss(of_one, self.num_members, num_target_axes=1)
 
     def _learn_targets(self, targets: Iterator[NDArray]) -> NDArray | None:
         counts: Counter[Any] = Counter()
@@ -60,10 +66,10 @@ class NeuralClassifier(NeuralEstimator, TableClassifier):
         return self._find_places(values)
 
     def _answer(self, table: Table) -> NDArray[np.float64]:
-        return softmax(self._scores(table))
+        return self._average_members(softmax(self._scores(table)))
 
     def _add_answers(self, graph: OnnxGraph) -> str:
-        return str(graph.add("Softmax", self._add_scores(graph), axis=1))
+        return self._add_average(graph, graph.add("Softmax", self._add_scores(graph), axis=-1))
 
 
 class NeuralRegressor(NeuralEstimator, TableRegressor):
@@ -78,10 +84,14 @@ class NeuralRegressor(NeuralEstimator, TableRegressor):
     def _make_loss(self) -> Any:
         import keras
 
-        return keras.losses.MeanSquaredError()
+        if self.num_members == 1:
+            return keras.losses.MeanSquaredError()
+        from tensorferry.estimators.members import MemberLoss
+
+        return MemberLoss(keras.losses.mean_squared_error, self.num_members, num_target_axes=2)
 
     def _scale_target(self, target: NDArray) -> NDArray:
-        if not (self.warm_start and hasattr(self, "model_")):
+        if not self._goes_on():
             self.center_, self.scale_ = float(target.mean()), float(target.std()) or 1.0
         return ((target - self.center_) / self.scale_).astype(np.float32)[:, None]
 
@@ -89,7 +99,7 @@ class NeuralRegressor(NeuralEstimator, TableRegressor):
         num_rows, total, squares = 0, 0.0, 0.0
         for values in map(self._read_target, targets):
             num_rows, total, squares = num_rows + len(values), total + values.sum(), squares + np.square(values).sum()
-        if not (self.warm_start and hasattr(self, "model_")):
+        if not self._goes_on():
             self.center_ = float(total / num_rows)
             self.scale_ = float(np.sqrt(max(0.0, squares / num_rows - self.center_**2))) or 1.0
         return None
@@ -98,10 +108,10 @@ class NeuralRegressor(NeuralEstimator, TableRegressor):
         return ((self._read_target(values) - self.center_) / self.scale_).astype(np.float32)[:, None]
 
     def _answer(self, table: Table) -> NDArray[np.float64]:
-        return self._scores(table)[:, 0] * self.scale_ + self.center_
+        return self._average_members(self._scores(table))[:, 0] * self.scale_ + self.center_
 
     def _add_answers(self, graph: OnnxGraph) -> str:
-        scaled = graph.add("Mul", self._add_scores(graph), graph.constant(self.scale_))
+        scaled = graph.add("Mul", self._add_average(graph, self._add_scores(graph)), graph.constant(self.scale_))
         return str(graph.add("Add", scaled, graph.constant(self.center_)))
 
     def get_state(self) -> tuple[dict[str, Any], Arrays]:

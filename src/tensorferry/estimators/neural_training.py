@@ -5,6 +5,7 @@ inside it (`LargeModel`). A dataset on disk that is larger than a window of rows
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from tensorferry.datasets.rows import Columns, join, take
 from tensorferry.errors import BadData, BadOption
 from tensorferry.estimators.estimator import Arrays, TableEstimator
 from tensorferry.estimators.inputs import InputFn
-from tensorferry.estimators.settings import check_settings
+from tensorferry.estimators.settings import check_settings, check_workers
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns
 from tensorferry.feature_columns.learning import fit_columns
@@ -31,6 +32,7 @@ class NeuralEstimator(TableEstimator):
     """A network over feature columns; what it learns to tell is in `neural_tasks`."""
 
     hidden_units: Sequence[int]
+    num_members: int
     dropout: float
     learning_rate: float
     weight_decay: float
@@ -44,8 +46,12 @@ class NeuralEstimator(TableEstimator):
     random_state: int | None
     parts_: dict[str, FittedColumns]  # "linear", "dnn" or both
     model_: Any
-    _built_units: tuple[int, ...]  # of the network that there is
+    _built_shape: dict[str, Any]  # the settings that decide what weights the network that there is has
     _most_steps: int | None = None  # of the training under way
+    _num_workers: int = 1  # the same
+
+    def _has_learnt(self) -> bool:
+        return hasattr(self, "model_")
 
     def _choose_parts(self, table: Table) -> dict[str, list[fc.FeatureColumn]]:
         raise NotImplementedError
@@ -67,8 +73,20 @@ class NeuralEstimator(TableEstimator):
         """Targets as the network learns them, once `_learn_targets` has seen them all."""
         raise NotImplementedError
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
-        """Learn from rows `X` with the target `y`; a dataset brings its own target, and is streamed if it is large."""
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, workers: int = 1) -> Self:  # noqa: N803
+        """Learn from rows `X` with the target `y`; a dataset brings its own target, and is streamed if it is large.
+
+        `workers` processes on this machine train together, each on its share of every batch, on Keras' torch back end whatever
+        this process has; the network comes back. Each has a budget of its own.
+        """
+        check_workers(workers)
+        self._num_workers = workers
+        try:
+            return self._fit(X, y, sample_weight)
+        finally:
+            self._num_workers = 1
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:  # noqa: N803
         if y is None and sample_weight is None and isinstance(X, Dataset):
             from tensorferry.estimators.streaming import choose_window, is_larger_than
 
@@ -76,7 +94,7 @@ class NeuralEstimator(TableEstimator):
             if is_larger_than(X, window := choose_window(self.budget)):
                 self._fit_stream(X, window)
                 return self
-        return super().fit(X, y, sample_weight)
+        return self._fit_table(X, y, sample_weight)
 
     def train(self, input_fn: InputFn, steps: int | None = None) -> Self:
         """Learn from what `input_fn` gives, in at most `steps` training steps; of batches no more than these are taken."""
@@ -90,20 +108,13 @@ class NeuralEstimator(TableEstimator):
         from tensorferry.estimators.streaming import StreamedBatches, leave_for_step, split_blocks
 
         seed = self.random_state or 0
-        name = dataset.require_target()
-        names = [column.name for column in dataset.input_columns]
         train, held_out = split_blocks(dataset, self.validation_fraction, seed)
         class_weights = self._learn_stream(train, held_out, window)
-
-        def encode(rows: Columns) -> tuple[Any, ...]:
-            inputs = self._make_inputs(read_table({each: rows[each] for each in names}))
-            target = self._encode_target(rows[name])
-            return (inputs, target) if class_weights is None else (inputs, target, class_weights[target])
-
+        names = tuple(column.name for column in dataset.input_columns)
+        encode = _RowEncoder(self, names, dataset.require_target(), class_weights)
         batches = StreamedBatches(train, encode, self.batch_size, seed, window)
         checked = None if held_out is None else StreamedBatches(held_out, encode, self.batch_size, None, window)
         self._run_batches(batches, checked, leave_for_step(self.budget, window))
-        self.input_wait_seconds_ = batches.wait_seconds
 
     def _learn_stream(self, train: Dataset, held_out: Dataset | None, window: int) -> NDArray | None:
         """What is learnt of a set in one pass: its targets, and feature columns from a sample that is gone afterwards."""
@@ -133,26 +144,33 @@ class NeuralEstimator(TableEstimator):
 
     def _prepare(self, table: Table) -> None:
         """Feature columns and a network; with a warm start those that there are."""
-        if self.warm_start and hasattr(self, "model_"):
-            if tuple(self.hidden_units) != self._built_units:
-                raise BadOption(
-                    f"a warm start goes on with hidden_units={list(self._built_units)}, received {list(self.hidden_units)}; "
-                    "train anew with warm_start=False"
-                )
+        if self._goes_on():
+            for name, asked in self._list_shape().items():
+                if asked != (built := self._built_shape[name]):
+                    raise BadOption(
+                        f"a warm start goes on with {name}={built}, received {asked}; train anew with warm_start=False"
+                    )
             return
         self.parts_ = {part: fit_columns(columns, table) for part, columns in self._choose_parts(table).items()}
         self._join_columns()
-        self.model_ = self._build()
+        self.build_network()
 
     def _join_columns(self) -> None:
         columns = {column: None for part in self.parts_.values() for column in part.columns}
         self.fitted_ = FittedColumns(tuple(columns), ())
 
-    def _build(self) -> Any:
+    def build_network(self, seed: int | None = None) -> None:
+        """Make the network; one that is there keeps its weights, and has random layers that draw from another seed."""
+        weights = self.model_.get_weights() if seed is not None else None
+        self.model_ = self._build(self.random_state or 0 if seed is None else seed)
+        if weights is not None:
+            self.model_.set_weights(weights)
+
+    def _build(self, seed: int) -> Any:
         from tensorferry.engines.precision import precision
         from tensorferry.estimators.network import build_network
 
-        self._built_units = tuple(self.hidden_units)
+        self._built_shape = self._list_shape()
         with precision(self.precision, "keras"):
             return build_network(
                 self.parts_.get("linear"),
@@ -160,8 +178,12 @@ class NeuralEstimator(TableEstimator):
                 self.hidden_units,
                 self._num_answers(),
                 dropout=self.dropout,
-                seed=self.random_state or 0,
+                num_members=self.num_members,
+                seed=seed,
             )
+
+    def _list_shape(self) -> dict[str, Any]:
+        return {"hidden_units": list(self.hidden_units), "num_members": self.num_members}
 
     def _make_inputs(self, table: Table) -> Arrays:
         from tensorferry.estimators.network import make_inputs
@@ -179,27 +201,22 @@ class NeuralEstimator(TableEstimator):
         self._run_batches(batches, checked, self.budget)
 
     def _run_batches(self, batches: Any, checked: Any, budget: str | int | None) -> None:
-        import keras
+        if self._num_workers > 1:
+            from tensorferry.estimators.workers import run_in_workers
 
-        callbacks: list[Any] = []
-        if checked is not None:
-            callbacks.append(keras.callbacks.EarlyStopping("val_loss", patience=self.patience, restore_best_weights=True))
-        if budget is not None:
-            from tensorferry.engines.keras import LargeModel
+            run_in_workers(self, batches, checked, budget, self._num_workers)
+        else:
+            self.run_epochs(batches, checked, budget)
 
-            callbacks.append(LargeModel(budget))
-        num_steps = self.epochs * len(batches)
-        if self._most_steps is not None and self._most_steps < num_steps:
-            num_steps = self._most_steps
-            callbacks.append(_stop_after(num_steps))
-        rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, num_steps)
-        optimizer = keras.optimizers.AdamW(rate, weight_decay=self.weight_decay)
-        self.model_.compile(optimizer, self._make_loss(), jit_compile=False)
-        history = self.model_.fit(
-            batches, epochs=self.epochs, validation_data=checked, callbacks=callbacks, verbose=0, shuffle=False
-        )
-        self.history_ = {name: [float(value) for value in values] for name, values in history.history.items()}
-        self.n_iter_ = len(history.epoch)
+    def run_epochs(self, batches: Any, checked: Any, budget: str | int | None, callbacks: Sequence[Any] = ()) -> None:
+        """Train the network that there is."""
+        from tensorferry.estimators.epochs import EpochSettings, run_epochs
+
+        settings = EpochSettings(self.learning_rate, self.weight_decay, self.epochs, self.patience, budget, self._most_steps)
+        self.history_ = run_epochs(self.model_, self._make_loss(), batches, checked, settings, callbacks)
+        self.n_iter_ = len(self.history_["loss"])
+        if hasattr(batches, "wait_seconds"):
+            self.input_wait_seconds_ = batches.wait_seconds
 
     def _scores(self, table: Table) -> NDArray[np.float64]:
         inputs = self._make_inputs(table)
@@ -213,8 +230,17 @@ class NeuralEstimator(TableEstimator):
         def read(layer: str) -> list[NDArray]:
             return [np.asarray(weight, np.float32) for weight in self.model_.get_layer(layer).get_weights()]
 
-        scores = add_network(graph, self.parts_.get("linear"), self.parts_.get("dnn"), len(self.hidden_units), read)
+        linear, dnn = self.parts_.get("linear"), self.parts_.get("dnn")
+        scores = add_network(graph, linear, dnn, len(self.hidden_units), self.num_members, read)
         return graph.cast(scores, "float64")
+
+    def _average_members(self, answers: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(rows, answers) of one network, or of several that are averaged."""
+        return answers if self.num_members == 1 else answers.mean(axis=1)
+
+    def _add_average(self, graph: OnnxGraph, answers: str) -> str:
+        """`_average_members` in an ONNX graph, where members come first."""
+        return answers if self.num_members == 1 else str(graph.add("ReduceMean", answers, graph.constant([0]), keepdims=0))
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or what goes to another process, has the network's weights instead of what Keras made for this one."""
@@ -226,7 +252,7 @@ class NeuralEstimator(TableEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "model_" in state:
-            self.model_ = self._build()
+            self.model_ = self._build(self.random_state or 0)
             self.model_.set_weights(state["model_"])
 
     def get_state(self) -> tuple[dict[str, Any], Arrays]:
@@ -237,7 +263,7 @@ class NeuralEstimator(TableEstimator):
         self.parts_ = {name: FittedColumns.from_json(part) for name, part in facts["parts"].items()}
         self.n_iter_ = facts["n_iter"]
         self._join_columns()
-        self.model_ = self._build()
+        self.build_network()
         shapes = [weight.shape for weight in self.model_.get_weights()]
         weights = [arrays.get(f"weight_{place}") for place in range(len(shapes))]
         if any(weight is None or weight.shape != shape for weight, shape in zip(weights, shapes, strict=True)):
@@ -245,19 +271,19 @@ class NeuralEstimator(TableEstimator):
         self.model_.set_weights(weights)
 
 
-def _stop_after(num_steps: int) -> Any:
-    """What ends a training after so many steps."""
-    import keras
+@dataclass(frozen=True)
+class _RowEncoder:
+    """Rows of a set on disk as the network takes them."""
 
-    class StopAfterSteps(keras.callbacks.Callback):
-        num_done = 0
+    estimator: NeuralEstimator
+    names: tuple[str, ...]
+    target: str
+    class_weights: NDArray | None
 
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-            self.num_done += 1
-            if self.num_done >= num_steps:
-                self.model.stop_training = True
-
-    return StopAfterSteps()
+    def __call__(self, rows: Columns) -> tuple[Any, ...]:
+        inputs = self.estimator._make_inputs(read_table({name: rows[name] for name in self.names}))
+        target = self.estimator._encode_target(rows[self.target])
+        return (inputs, target) if self.class_weights is None else (inputs, target, self.class_weights[target])
 
 
 def _to_numpy(scores: Any) -> Any:

@@ -21,6 +21,7 @@ from tensorferry.messages import did_you_mean, first_line
 
 _FORMAT = "tensorferry-estimator-2"
 _FACTS, _ARRAYS = "estimator.json", "arrays.npz"
+_IN_RUN = "estimator"  # the folder of a run that `fitting.folder` names
 # what the readers of JSON, ZIP and NumPy's arrays raise at files that are cut off, damaged, or made to be so
 _UNREADABLE = (
     *(OSError, ValueError, AttributeError, EOFError, KeyError, MemoryError, NotImplementedError, RecursionError, RuntimeError),
@@ -51,7 +52,9 @@ def save(estimator: TableEstimator, folder: str | os.PathLike[str]) -> None:
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
-    """The estimator that was saved into a folder; raises `BadData`."""
+    """The estimator that was saved into a folder, or that a run of `ferry fit` holds; raises `BadData`."""
+    if not (Path(folder) / _FACTS).exists() and (Path(folder) / _IN_RUN / _FACTS).exists():
+        folder = Path(folder) / _IN_RUN
     path = Path(folder) / _FACTS
     try:
         told = json.loads(path.read_text("utf-8"))

@@ -26,6 +26,12 @@ def check_settings(estimator: BaseEstimator) -> None:
             parse_bytes(value)
 
 
+def check_workers(given: Any) -> None:
+    """Raise `BadOption` for what is no number of processes."""
+    if not _is_whole(1)(given):
+        raise BadOption(f"expected workers to be {_COUNT[1]}, received {given!r}")
+
+
 def check_class_weight(given: Any, classes: Sequence[Any]) -> None:
     """Raise `BadData` for a weight of a class that is not there."""
     if isinstance(given, Mapping) and (unknown := [name for name in given if name not in classes]):
@@ -70,6 +76,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "epochs": _COUNT,
     "max_iter": _COUNT,
     "num_trees": _COUNT,
+    "num_members": _COUNT,
     "max_leaves": (_is_whole(2), "a whole number of at least 2"),
     "patience": (_is_whole(0), "a whole number of at least 0"),
     "class_weight": (_is_class_weight, "None, 'balanced', or a number of at least 0 for each class"),

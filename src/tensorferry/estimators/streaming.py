@@ -4,7 +4,6 @@ Rows are shuffled within a window of blocks (see `datasets.rows`). What is held 
 single rows would itself grow with the set.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, TypeAlias
 
-import keras
 import numpy as np
 
 from tensorferry.datasets import Dataset
 from tensorferry.datasets.rows import WINDOW_NBYTES, Columns, Rows, choose_columns, count_nbytes
+from tensorferry.estimators.batches import PartBatches
 from tensorferry.units import parse_bytes
 
 Encode: TypeAlias = Callable[[Columns], tuple[Any, ...]]  # rows as the model takes them: inputs, target and perhaps weights
@@ -92,22 +91,23 @@ def split_blocks(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Da
     return choose(order[num_held_out:]), choose(order[:num_held_out]) if num_held_out else None
 
 
-class StreamedBatches(keras.utils.PyDataset):
+class StreamedBatches(PartBatches):
     """Batches in the order of a seed and an epoch; without a seed, in that of the file.
 
     Keras asks for batches one after the other, and for the first few once more to learn their shapes.
     """
 
     def __init__(self, dataset: Dataset, encode: Encode, size: int, seed: int | None, window_nbytes: int) -> None:
-        super().__init__()
-        self.dataset, self.encode, self.size, self.seed, self.window_nbytes = dataset, encode, size, seed, window_nbytes
+        super().__init__(len(dataset), size)
+        self.dataset, self.encode, self.seed, self.window_nbytes = dataset, encode, seed, window_nbytes
         self.epoch = 0
         self.wait_seconds = 0.0  # that a batch was not ready when it was asked for
         self._place = -1
         self._batches: Iterator[tuple[Any, ...]] = iter(())
 
-    def __len__(self) -> int:
-        return math.ceil(len(self.dataset) / self.size)
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process begins at the first batch."""
+        return self.__dict__ | {"_place": -1, "_batches": iter(())}
 
     def __getitem__(self, place: int) -> tuple[Any, ...]:
         if place != self._place:
@@ -125,9 +125,15 @@ class StreamedBatches(keras.utils.PyDataset):
 
     def _begin(self, place: int) -> None:
         rows = self.dataset.read(self.size, seed=self.seed, epoch=self.epoch, window_nbytes=self.window_nbytes)
-        self._batches, self._place = _encode_ahead(rows, self.encode), place
+        self._batches, self._place = _encode_ahead(rows, self._encode_part), place
         for _ in range(place):
             next(self._batches)
+
+    def _encode_part(self, rows: Columns) -> tuple[Any, ...]:
+        num_rows = len(next(iter(rows.values())))
+        mine = self.part.choose(num_rows)
+        chosen = rows if self.part.size == 1 else {name: values[mine] for name, values in rows.items()}
+        return self.part.make(self.encode(chosen), num_rows, is_checked=self.seed is None)
 
 
 def _encode_ahead(rows: Iterator[Columns], encode: Encode) -> Iterator[tuple[Any, ...]]:

@@ -63,6 +63,7 @@ _WITH_ATTRIBUTES: dict[str, Callable[..., Any]] = {
     "Concat": lambda *parts, axis: tf.concat(parts, axis),
     "Expand": lambda x, shape: tf.broadcast_to(x, tf.broadcast_dynamic_shape(tf.shape(x, tf.int64), shape)),
     "Gather": lambda x, places, axis=0: tf.gather(x, places, axis=axis),
+    "ReduceMean": lambda x, axes, keepdims=1: tf.reduce_mean(x, axes, keepdims=bool(keepdims)),
     "ReduceSum": lambda x, axes, keepdims=1: tf.reduce_sum(x, axes, keepdims=bool(keepdims)),
     "Slice": _slice,
     "Softmax": tf.nn.softmax,

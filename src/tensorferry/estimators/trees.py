@@ -1,7 +1,7 @@
 """Boosted trees by LightGBM: numbers as they are, categorical columns as sets of codes, missing values known.
 
 A tenth of the rows is held out to choose how many trees are enough. A model is saved as LightGBM's own text, which holds numbers
-alone.
+alone. With a warm start, trees are added to those that there are.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,17 @@ class _BoostedTrees(TableEstimator):
     num_trees: int
     learning_rate: float
     max_leaves: int
+    warm_start: bool
     random_state: int | None
     booster_: Any
+    n_iter_: int
 
     def _fit_trees(self, objective: dict[str, Any], table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:
-        self.fitted_ = fit_columns([_check(column) for column in choose_columns(self.features, table)], table)
+        before = None
+        if self._goes_on():
+            before = _load_lightgbm().Booster(model_str=self.booster_.model_to_string(num_iteration=self.n_iter_))
+        else:
+            self.fitted_ = fit_columns([_check(column) for column in choose_columns(self.features, table)], table)
         if len(target) < 2:
             raise BadData("expected at least two rows to grow trees from, received 1 sample")
         features = self._make_features(table)
@@ -69,10 +75,14 @@ class _BoostedTrees(TableEstimator):
             params,
             chosen,
             self.num_trees,
+            init_model=before,
             valid_sets=[make_part(held_out, chosen)] if len(held_out) else None,
             callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)] if len(held_out) else None,
         )
         self.n_iter_ = self.booster_.best_iteration if len(held_out) else self.booster_.current_iteration()
+
+    def _has_learnt(self) -> bool:
+        return hasattr(self, "booster_")
 
     def _make_features(self, table: Table) -> NDArray[np.float64]:
         """Categorical columns first, by their codes; then numbers. What is missing is NaN."""
@@ -138,6 +148,7 @@ class BoostedTreesClassifier(_BoostedTrees, TableClassifier):
         num_trees: int = 500,
         learning_rate: float = 0.08,
         max_leaves: int = 31,
+        warm_start: bool = False,
         class_weight: Any = None,
         threshold: float = 0.5,
         random_state: int | None = None,
@@ -146,6 +157,7 @@ class BoostedTreesClassifier(_BoostedTrees, TableClassifier):
         self.num_trees = num_trees
         self.learning_rate = learning_rate
         self.max_leaves = max_leaves
+        self.warm_start = warm_start
         self.class_weight = class_weight
         self.threshold = threshold
         self.random_state = random_state
@@ -176,12 +188,14 @@ class BoostedTreesRegressor(_BoostedTrees, TableRegressor):
         num_trees: int = 500,
         learning_rate: float = 0.08,
         max_leaves: int = 31,
+        warm_start: bool = False,
         random_state: int | None = None,
     ) -> None:
         self.features = features
         self.num_trees = num_trees
         self.learning_rate = learning_rate
         self.max_leaves = max_leaves
+        self.warm_start = warm_start
         self.random_state = random_state
 
     def _train(self, table: Table, target: NDArray, weights: NDArray[np.float64] | None) -> None:

@@ -7,6 +7,7 @@ every back end. Words are hashed by CRC-32 of their UTF-8 bytes, which is the sa
 import math
 import zlib
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class NumericScale:
     name: str
     center: float  # of the robust normalizer the median; also what a missing value counts as
     scale: float  # of the robust normalizer half of the distance between the quartiles, or the deviation where these are equal
-    knots: tuple[float, ...]  # quantiles, ascending, without repeats
+    knots: tuple[float, ...]  # ascending, without repeats; between two lie about equally many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def _encode_words(column: fc.Vocabulary | fc.Hashed, words: NDArray) -> NDArray[
         if column.unknown == "refuse" and (unknown := [word for word in words if word not in places]):
             hint = did_you_mean(unknown[0], column.values)
             raise BadData(f"the column {column.name!r} holds {unknown[0]!r}, which is not in its vocabulary{hint}")
-        return np.array([places.get(word, code_of_unknown(column)) for word in words], np.int32)
+        return np.fromiter(map(places.get, words.tolist(), repeat(code_of_unknown(column))), np.int32, len(words))
     known: dict[Any, int] = {None: 0}
     for word in words:
         if word not in known:

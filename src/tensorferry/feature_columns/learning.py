@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tensorferry.errors import BadData
 from tensorferry.feature_columns import columns as fc
 from tensorferry.feature_columns.encoding import FittedColumns, NumericScale, count_codes, read_filled
 from tensorferry.feature_columns.table import Table, is_empty, is_numeric, looks_like_a_note, read_numbers, read_table, read_words
 
-_NUM_KNOTS = 32  # quantiles of a numeric column, which say how it is spread
+_NUM_RANGES = 32  # between the knots of a numeric column, which say how it is spread
 
 
 def infer(data: Any, *, ignore: Iterable[str] = ()) -> list[fc.FeatureColumn]:
@@ -118,12 +119,35 @@ def _fit_vocabulary(column: fc.Vocabulary, words: list[str]) -> fc.Vocabulary:
     return replace(column, values=tuple(ordered))
 
 
+def choose_knots(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where to part values into ranges of about equally many rows.
+
+    A value that more rows have than a range should hold is a knot by itself, and the others are parted without it: quantiles of a
+    column that is mostly zero would all be zero.
+
+    >>> choose_knots(np.array([0.0] * 90 + [1.0, 2.0, 5.0])).tolist()
+    [0.0, 1.0, 2.0, 5.0]
+    """
+    known, counts = np.unique(values, return_counts=True)
+    if len(known) <= _NUM_RANGES + 1:
+        return known
+    is_frequent = np.zeros(len(known), bool)
+    while True:
+        num_left = _NUM_RANGES - int(is_frequent.sum())
+        more = ~is_frequent & (counts * num_left > counts[~is_frequent].sum())
+        if not more.any():
+            break
+        is_frequent |= more
+    others = np.repeat(known[~is_frequent], counts[~is_frequent])
+    return np.unique(np.concatenate([known[is_frequent], np.quantile(others, np.linspace(0, 1, num_left + 1))]))
+
+
 def _measure(table: Table, column: fc.Numeric) -> NumericScale:
     numbers = read_filled(table, column)
     known = numbers[~np.isnan(numbers)]
     if not len(known):
         raise BadData(f"the column {column.name!r} is empty in every row; leave it out")
-    knots = np.unique(np.quantile(known, np.linspace(0, 1, _NUM_KNOTS + 1)))
+    knots = choose_knots(known)
     deviation = float(known.std())
     match column.normalizer:
         case "robust":

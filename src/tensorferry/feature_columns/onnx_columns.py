@@ -4,7 +4,7 @@ A missing number is NaN, a missing text is empty. A column that anything reads a
 ONNX has no hash of a text, so hashed columns cannot be told in it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,6 +81,28 @@ def add_lookup(graph: OnnxGraph, found: CodesInGraph, entries: NDArray) -> str:
     weights = graph.add("Unsqueeze", graph.cast(found.weights, entries.dtype.name), graph.constant([2]))
     counted = graph.add("Mul", graph.add("Gather", table, found.codes), weights)
     return str(graph.add("ReduceSum", counted, graph.constant([1]), keepdims=0))
+
+
+def add_joined(graph: OnnxGraph, columns: Sequence[tuple[CodesInGraph, NDArray]]) -> str:
+    """The entries of several columns' codes beside one another: (rows, width of all entries)."""
+    if any(found.weights is not None for found, _ in columns):
+        return str(graph.add("Concat", *(add_lookup(graph, found, entries) for found, entries in columns), axis=1))
+    parts = [graph.add("Gather", graph.constant(entries), found.codes) for found, entries in columns]
+    return str(graph.add("Squeeze", graph.add("Concat", *parts, axis=2), graph.constant([1])))
+
+
+def add_sums(graph: OnnxGraph, columns: Sequence[tuple[CodesInGraph, NDArray]]) -> list[str]:
+    """The entries of several columns' codes, added up where that is one op instead of one a column: what is left to add."""
+    plain = [(found.codes, entries) for found, entries in columns if found.weights is None]
+    parts = [add_lookup(graph, found, entries) for found, entries in columns if found.weights is not None]
+    if len(plain) == 1:
+        parts.append(add_lookup(graph, CodesInGraph(plain[0][0], None), plain[0][1]))
+    elif plain:
+        starts = np.cumsum([0, *(len(entries) for _, entries in plain[:-1])])
+        places = graph.add("Add", graph.add("Concat", *(codes for codes, _ in plain), axis=1), graph.constant(starts[None]))
+        found = graph.add("Gather", graph.constant(np.concatenate([entries for _, entries in plain])), places)
+        parts.append(graph.add("ReduceSum", found, graph.constant([1]), keepdims=0))
+    return parts
 
 
 def _add_single(graph: OnnxGraph, column: fc.Single) -> str:

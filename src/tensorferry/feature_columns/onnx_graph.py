@@ -25,6 +25,7 @@ class OnnxGraph:
         self._columns: dict[str, None] = {}
         self._nodes: list[Any] = []
         self._constants: list[Any] = []
+        self._made: dict[bytes, Any] = {}  # what there is already, by what it is computed from
 
     def column(self, name: str) -> str:
         """A column of the table as it is sent."""
@@ -32,10 +33,15 @@ class OnnxGraph:
         return name
 
     def add(self, op: str, *inputs: str, domain: str = "", num_outputs: int = 1, **attributes: Any) -> Any:
-        """What an op gives: a name, or a list of names where it has several outputs."""
-        made = [f"/{op}_{len(self._nodes)}_{place}" for place in range(num_outputs)]
-        self._nodes.append(self._onnx.helper.make_node(op, list(inputs), made, domain=domain, **attributes))
-        return made[0] if num_outputs == 1 else made
+        """What an op gives: a name, or a list of names where it has several outputs; what is there already is not made again."""
+        node = self._onnx.helper.make_node(op, list(inputs), [""] * num_outputs, domain=domain, **attributes)
+        key = node.SerializeToString(deterministic=True)
+        if key not in self._made:
+            made = [f"/{op}_{len(self._nodes)}_{place}" for place in range(num_outputs)]
+            node.output[:] = made
+            self._nodes.append(node)
+            self._made[key] = made[0] if num_outputs == 1 else made
+        return self._made[key]
 
     def cast(self, value: str, dtype: str) -> str:
         """The same values in another type, by NumPy's name for it."""
@@ -43,10 +49,13 @@ class OnnxGraph:
 
     def constant(self, value: Any, dtype: str | None = None) -> str:
         """A number, or an array of numbers or texts."""
-        name = f"/constant_{len(self._constants)}"
         array: NDArray = np.ascontiguousarray(value, dtype) if np.ndim(value) else np.array(value, dtype)
-        self._constants.append(self.tensor(array.astype(object) if array.dtype.kind == "U" else array, name))
-        return name
+        tensor = self.tensor(array.astype(object) if array.dtype.kind == "U" else array)
+        key = tensor.SerializeToString(deterministic=True)
+        if key not in self._made:
+            self._made[key] = tensor.name = f"/constant_{len(self._constants)}"
+            self._constants.append(tensor)
+        return str(self._made[key])
 
     def tensor(self, array: NDArray, name: str = "") -> Any:
         """An array as an attribute of an op has it."""

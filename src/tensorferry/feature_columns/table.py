@@ -1,5 +1,6 @@
 """Tables from wherever a user has them, as arrays by column: numbers, or objects that are texts or missing."""
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time
 from typing import Any, TypeAlias
@@ -8,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorferry.datasets import Dataset
-from tensorferry.datasets.tables import dataset_from_arrow
+from tensorferry.datasets.tables import LARGEST_EXACT, dataset_from_arrow
 from tensorferry.errors import BadData
 from tensorferry.messages import did_you_mean
 
 Table: TypeAlias = Mapping[str, NDArray]
 
-_LARGEST_EXACT = 2**53  # above it, not every whole number is a float
+_PLAIN_WORDS = {str, type(None)}
 _MAX_CATEGORIES_SHARE = 0.5  # of the rows: a column with more different words is a name or a note
 
 
@@ -29,6 +30,8 @@ def read_table(data: Any) -> Table:
     if isinstance(data, Mapping):
         columns = {str(name): _read_column(values) for name, values in data.items()}
     elif hasattr(data, "columns") and hasattr(data, "__dataframe__"):
+        if twice := [name for name, count in Counter(map(str, data.columns)).items() if count > 1]:
+            raise BadData(f"the table has two columns {twice[0]!r}; call one of them otherwise")
         columns = {str(name): _read_column(data[name]) for name in data.columns}
     else:
         matrix = np.asarray(data)
@@ -83,6 +86,8 @@ def read_words(table: Table, name: str) -> NDArray:
     """A column as words, None where nothing is known; a whole number is written without a point, true and false as 1 and 0."""
     values = pick_column(table, name)
     if values.dtype == object:
+        if set(map(type, values.tolist())) <= _PLAIN_WORDS and "" not in values.tolist():
+            return values
         return np.array([None if _is_missing(value) else _write(value) for value in values], object)
     missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
     unique, places = np.unique(np.where(missing, 0, values), return_inverse=True)
@@ -128,11 +133,13 @@ def _read_column(values: Any) -> NDArray:
     if array.dtype.kind in "Mm":
         return _read_times(array)
     given = array.tolist()
+    if set(map(type, given)) <= _PLAIN_WORDS and "" not in given:  # nearly always, and a pass over a million cells is a second
+        return array.astype(object)
     objects = np.array([*(None if _is_missing(value) else _read_value(value) for value in given), None], object)[:-1]
     known = [value for value in objects if value is not None]
     are_booleans = all(isinstance(value, bool | np.bool_) for value in known)
     if known and not are_booleans and all(isinstance(value, bool | int | float | np.number) for value in known):
-        if any(abs(value) > _LARGEST_EXACT for value in known if isinstance(value, int)):
+        if any(abs(value) > LARGEST_EXACT for value in known if isinstance(value, int)):
             return objects if len(known) < len(objects) else _read_large(objects)
         return np.array([np.nan if value is None else float(value) for value in objects], np.float64)
     wrong = next((value for value in known if not isinstance(value, str | bool | int | float | np.generic)), None)

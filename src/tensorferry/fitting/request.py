@@ -43,6 +43,7 @@ class FitRequest:
     test_share: float = 0.2
     calibrate: str | None = None  # a method
     threshold: str | None = None  # a number, or an aim
+    workers: int = 1  # processes that train a network together
     stratified: bool = False  # whether classes have their shares in the rows to test on; not in runs of older versions
     command: tuple[str, ...] = ()
     version: str = __version__

@@ -62,10 +62,10 @@ def fit_table(request: FitRequest, folder: Path, *, force: bool = False, tell: T
 def _fit(model: Any, request: FitRequest, train: Dataset) -> None:
     aim = request.threshold if request.threshold in AIMS else None
     if request.calibrate is None and aim is None:
-        model.fit(train)
+        model.fit(train, workers=request.workers)
         return
     learnt, aside = train.split(1 - _SET_ASIDE_SHARE, seed=request.seed, stratify=True)
-    model.fit(learnt)
+    model.fit(learnt, workers=request.workers)
     if request.calibrate is not None:
         model.calibrate(aside, method=request.calibrate)
     if aim is not None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tensorferry.files import find_cache_folder
 from tensorferry.machine.machine import Machine, TierSpeed
 
 FORMAT = "tensorferry-machine-1"
@@ -15,10 +16,8 @@ FORMAT = "tensorferry-machine-1"
 
 def cache_file() -> Path:
     """Where machines are remembered: in the user's cache folder."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tensorferry" / "machine.json"
-    except RuntimeError:  # a user without a home, as in some containers: a path that cannot be, so nothing is remembered
-        return Path(os.devnull) / "machine.json"
+    # without a home a path that cannot be, so that nothing is remembered
+    return (find_cache_folder() or Path(os.devnull)) / "machine.json"
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ def launch(
     num_restarts: int,
     verdict: Path,
     wait_seconds: float = WAIT_SECONDS,
+    advice: str = "What was saved is whole: go on with --resume",
 ) -> dict[int, Any]:
     """What `work(*args)` returned on each rank of this node; it runs in processes of its own, again after any of them died.
 
@@ -67,7 +68,8 @@ def launch(
         start_method="spawn",
         shutdown_timeout=max(1, int(min(_SHUTDOWN_SECONDS, wait_seconds))),
         local_addr=None if cluster.rendezvous else "localhost",
-        logs_specs=DefaultLogsSpecs(tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
+        # where nobody says, torch leaves a folder in the system's own for every launch
+        logs_specs=DefaultLogsSpecs(str(verdict.parent / "logs"), tee=dict.fromkeys(range(1, cluster.num_workers), Std.ALL)),
         log_line_prefix_template="[rank ${rank}] ",
         signals_to_handle="SIGHUP,SIGQUIT",  # the others are passed on
     )
@@ -82,8 +84,7 @@ def launch(
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             raise RunFailed(
-                f"rank {rank} died{' again' * (num_restarts > 0)}, after {num_restarts} restarts: {_describe(failure)}. "
-                "What was saved is whole: go on with --resume"
+                f"rank {rank} died{' again' * (num_restarts > 0)}, after {num_restarts} restarts: {_describe(failure)}. {advice}"
             ) from error
         except SignalException as error:
             raise SystemExit(128 + error.sigval) from error

@@ -96,21 +96,10 @@ class KerasTrainer(Trainer):
         if self._team.size == 1:
             yield
             return
-        from tensorferry.scaling.averages import average_tensors
+        from tensorferry.scaling.keras_torch import averaging
 
-        optimizer = self.model.optimizer
-        own_apply = optimizer.apply
-
-        def apply(gradients: list[Any], trainable_variables: Any = None) -> Any:
-            shares = [None if gradient is None else gradient.mul_(share) for gradient in gradients]
-            average_tensors(shares)
-            return own_apply(shares, trainable_variables)
-
-        optimizer.apply = apply
-        try:
+        with averaging(self.model.optimizer, share):
             yield
-        finally:
-            del optimizer.apply
 
     def align(self) -> None:
         if self._mirrored is not None:

@@ -101,15 +101,20 @@ def read_folder(folder: Path, edge: int, scale: PixelScale, *, varied: bool) -> 
 
 def load_digits(edge: int, scale: PixelScale) -> Data:
     """The digits, a fifth of them held out; never varied: a mirrored digit is another one, or none."""
-    found = load_extra("sklearn.datasets", "the set of digits").load_digits()
-    pixels = np.rint(found.images * (255 / _BRIGHTEST_DIGIT)).astype(np.uint8)
-    train, held_out = hold_out(Pictures(list(pixels), found.target.tolist()), _DIGITS)
+    pixels, classes = read_digits()
+    train, held_out = hold_out(Pictures(list(pixels), classes.tolist()), _DIGITS)
     return Data(
         train=ImageSamples(train, edge, scale),
         held_out=ImageSamples(held_out, edge, scale),
         labels=_DIGITS,
         source=f"scikit-learn's {len(pixels):,} handwritten digits of 8 x 8 pixels, {len(held_out)} of them held out",
     )
+
+
+def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """scikit-learn's scans of 8 x 8 pixels, brightness 0 to 255 as pictures have it, and the digit that each shows."""
+    found = load_extra("sklearn.datasets", "the set of digits").load_digits()
+    return np.rint(found.images * (255 / _BRIGHTEST_DIGIT)).astype(np.uint8), found.target.astype(np.int64)
 
 
 def hold_out(pictures: Pictures, labels: Sequence[str]) -> tuple[Pictures, Pictures]:
