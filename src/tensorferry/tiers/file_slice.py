@@ -1,8 +1,8 @@
 """A part of a user's file that stands in for a slot.
 
-It is read around the page cache where the file system can: what is read once a step would fill the cache and push out what others
-have there. Direct I/O wants whole units of the file and aligned memory, and a tensor's place in its file is neither, so bytes come
-by way of a window that stays in the processor's cache.
+It is read around the page cache where the file system can: what is read once a step would fill the cache and push out what
+others have there. Direct I/O wants whole units of the file and aligned memory, and a tensor's place in its file is neither, so
+bytes come by way of a window that stays in the processor's cache.
 """
 
 import errno

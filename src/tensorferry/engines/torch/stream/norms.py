@@ -55,10 +55,10 @@ def _part_of(table: torch.Tensor, slab: Slab) -> torch.Tensor:
     return table if table.shape[0] == 1 else table[slab.first : slab.last]
 
 
-def _scaled(source: SlabSource, slab: Slab, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def _scaled(streamer: Streamer, source: SlabSource, slab: Slab, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """A slab times one number for each channel plus another, in its own memory if that may be."""
     x, is_ours = source.take(slab)
-    out = x if is_ours else torch.empty_like(x)
+    out = x if is_ours else streamer.io.empty_like(x)
     _add_product(out, shift, x, scale, slab)
     return out
 
@@ -84,7 +84,7 @@ def _apply(streamer: Streamer, x: SlabSource, norm: _Applied, bias: torch.Tensor
     shift = bias - norm.mean * scale
 
     def compute(slab: Slab) -> torch.Tensor:
-        return _scaled(x, slab, scale, shift)
+        return _scaled(streamer, x, slab, scale, shift)
 
     return streamer.wrap(Computed(x.shape, x.dtype, [x], compute, is_in_place=True))
 
@@ -116,7 +116,7 @@ def _input_gradient(
     constant = -norm.rstd * mean_grad - norm.mean * of_x
 
     def compute(slab: Slab) -> torch.Tensor:
-        out = _scaled(x, slab, of_x, constant)
+        out = _scaled(streamer, x, slab, of_x, constant)
         _add_product(out, out, grad.look(slab), of_grad, slab)
         return out
 

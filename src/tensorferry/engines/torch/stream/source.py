@@ -162,7 +162,7 @@ class Stored(SlabSource):
 
     def read(self, slab: Slab) -> torch.Tensor:
         tensor, is_last = self.take(slab)
-        return tensor if is_last else tensor.clone()
+        return tensor if is_last else self.rows.io.empty_like(tensor).copy_(tensor)
 
     def take(self, slab: Slab) -> tuple[torch.Tensor, bool]:
         settled = self.rows.in_memory(slab)
