@@ -37,6 +37,8 @@ class Measurement:
     allocator_nbytes: int | None = None  # the peak that the framework's own allocator saw, where it counts
     smallest_nbytes: int | None = None
     message: str = ""
+    disk_nbytes: float = 0  # read and written in a step, median without the first
+    num_parameters: int = 0
     ferry: dict[str, Any] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)  # resident, by who saw it: kernel, poll, ferry
 
@@ -137,8 +139,8 @@ def _combine(request: Request, answer: dict[str, Any], samples: list[tuple[float
 
     The kernel's own peak can miss a step in which ferry reset it to measure single ops; polling can miss a short spike.
     """
-    kept = ("cpu_seconds", "wall_seconds", "allocator_nbytes", "digests", "smallest_nbytes", "message", "ferry")
-    fields = {name: answer[name] for name in kept if name in answer}
+    kept = ("cpu_seconds", "wall_seconds", "disk_nbytes", "num_parameters", "allocator_nbytes", "digests", "ferry")
+    fields = {name: answer[name] for name in (*kept, "smallest_nbytes", "message") if name in answer}
     if answer["outcome"] != "trained":
         return Measurement(request, answer["outcome"], **fields)
     seen = [nbytes for moment, nbytes in samples if answer["begin"] <= moment <= answer["end"]]

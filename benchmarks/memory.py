@@ -4,6 +4,7 @@
     python benchmarks/memory.py --engine torch --channels-last       each model also in channels_last
     python benchmarks/memory.py --engine torch --capped              the largest sizes under a hard cap
     python benchmarks/memory.py --engine torch --stream --models unet96     below the smallest exact budget, within rounding
+    python benchmarks/memory.py --engine torch --weights             weights, gradients and optimizer state wait on the tier
     python benchmarks/memory.py --engine torch --quick               toys, to try the benchmark itself
     python benchmarks/memory.py --engine tensorflow                  the same for Keras on TensorFlow
     python benchmarks/memory.py --engine tensorflow --models resnet50-16 --modes half    one model, one budget
@@ -15,7 +16,8 @@ turns, peaks the highest of them. "Over plain" is the CPU time over plain's in t
 lowest and the highest. Half and third are of plain's resident peak. "plain" is a process as a user has it; "returned" is the same
 with malloc told to return freed blocks at once, which takes less memory and more CPU: how much of the gain malloc alone would
 give. "Smallest" is the smallest budget that was accepted and held. Checkpointing runs BatchNorm twice, so its buffers differ from
-plain's.
+plain's. "Target" is the budget that is promised for streaming, or for moving weights. Disk: what the kernel counts of this
+process's reads and writes.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, combine, measure
 from results import FigureTable, parse_options, save_result
 from tables import make_capped_table, make_table, make_targets_table
-from targets import TARGETS, Verdict, judge, judge_capped
+from targets import TARGETS, Verdict, judge, judge_below, judge_capped, target_budget
 from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
 
@@ -57,10 +59,10 @@ class Scope:
 
 SCOPES = {
     "torch": Scope(
-        families=("unet", "resnet50", "resnet152", "gpt"),
+        families=("unet", "resnet50", "resnet152", "gpt", "gpt350m", "gpt50k"),
         models="unet96,unet128,resnet50,gpt",
         precision="fp32,bf16",
-        modes=("plain", "returned", "checkpoint", "half", "third", "smallest"),
+        modes=("plain", "returned", "checkpoint", "half", "third", "target", "smallest"),
         caps=("process",),
         packages=("torch", "numpy"),
     ),
@@ -68,7 +70,7 @@ SCOPES = {
         families=("unet", "resnet50", "resnet152", "googlenet"),
         models="unet96,unet128,resnet50-16,resnet50,googlenet,resnet152",
         precision="fp32",
-        modes=("plain", "returned", "half", "third", "smallest"),
+        modes=("plain", "returned", "half", "third", "target", "smallest"),
         caps=("allocator", "process"),
         packages=("tensorflow", "tensorflow-cpu", "keras", "numpy"),
     ),
@@ -102,14 +104,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--cap-sizes", default="", help="base sizes under the cap, such as unet=64,resnet50=8,gpt=4")
     parser.add_argument("--cap-margin", type=parse_bytes, default="32MiB", help="what ferry's budget leaves free under the cap")
     parser.add_argument("--stream", action="store_true", help="let ferry stream: its smallest budget or size then")
+    parser.add_argument("--weights", action="store_true", help="have ferry move weights, gradients and optimizer state, too")
     parser.add_argument("--quick", action="store_true", help="toy sizes")
     options = parse_options(parser, __file__, argv)
     scope = SCOPES[options.engine]
+    if (options.stream or options.weights) and options.engine != "torch":
+        parser.error("--stream and --weights go with --engine torch")
+    if options.stream or options.weights:
+        options.models = options.models or ("gpt350m" if options.weights else "unet96,unet128")
+        options.precision, options.modes = options.precision or "fp32", options.modes or "target"
     options.models, options.precision = options.models or scope.models, options.precision or scope.precision
     options.caps = _choices(parser, options.cap, scope.caps)
-    options.modes = _choices(parser, options.modes or ("smallest" if options.stream else None), scope.modes)
-    if options.stream and options.engine != "torch":
-        parser.error("--stream goes with --engine torch")
+    options.modes = _choices(parser, options.modes, tuple(mode for mode in scope.modes if options.modes or mode != "target"))
     if options.channels_last and options.engine != "torch":
         parser.error("--channels-last goes with --engine torch; Keras models are in that layout anyway")
     try:
@@ -141,7 +147,7 @@ def _cases(options: argparse.Namespace) -> Iterator[Case]:
             if case.family not in families:
                 raise ValueError(f"there is no {case.family} for {options.engine}; choose from {', '.join(families)}")
             yield case
-            if options.channels_last and case.family != "gpt":  # a transformer has no such layout
+            if options.channels_last and not case.family.startswith("gpt"):  # a transformer has no such layout
                 yield replace(case, channels_last=True)
 
 
@@ -164,7 +170,11 @@ def _run_table(options: argparse.Namespace) -> list[Verdict]:
             measured[case][mode] = combine(turns[mode])
             _save(options, make_table(measured), {"rows": _list_rows(measured)})
         default_layout = measured.get(replace(case, channels_last=False), {}).get("plain")
-        if not options.quick and not options.stream:  # the targets are for the full sizes, bit for bit
+        if options.quick:  # the targets are for the full sizes
+            continue
+        if options.stream or options.weights:
+            verdicts += judge_below(measured[case])
+        else:
             verdicts += judge(measured[case], default_layout)
     return _finish(options, make_table(measured), {"rows": _list_rows(measured)}, verdicts)
 
@@ -173,7 +183,15 @@ def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple
     """Plain and every mode in each turn; what does not train in one is not tried in the next."""
     _say(f"{case.label} ...")
     num_steps = options.steps or 5
-    request = Request(case, "plain", tier=options.tier, num_steps=num_steps, engine=options.engine, stream=options.stream)
+    request = Request(
+        case,
+        "plain",
+        tier=options.tier,
+        num_steps=num_steps,
+        engine=options.engine,
+        stream=options.stream,
+        weights=options.weights,
+    )
     requests = {"returned": request, "checkpoint": replace(request, mode="checkpoint")}
     if "smallest" in options.modes:  # a search of many trainings, so not between two that are compared
         requests["smallest"] = find_smallest(replace(request, mode="ferry")).request
@@ -182,6 +200,9 @@ def _measure_in_turns(case: Case, options: argparse.Namespace) -> Iterator[tuple
     if not plain.trained:
         _say(f"{case.label}: {plain.message}")
         return
+    if "target" in options.modes:
+        budget = target_budget(case, plain.peak_nbytes)
+        requests["target"] = replace(request, mode="ferry", budget_nbytes=budget)
     for mode, share in (("half", 2), ("third", 3)):
         requests[mode] = replace(request, mode="ferry", budget_nbytes=plain.peak_nbytes // share)
     modes = [mode for mode in options.modes if mode != "plain"]
@@ -281,7 +302,8 @@ def _without_message(row: Measurement) -> dict[str, Any]:
 
 def _save(options: argparse.Namespace, table: FigureTable, figures: dict[str, Any]) -> Path | None:
     """After every training: an interrupted run leaves what was measured before."""
-    benchmark = f"memory-{options.engine}{'-capped' if options.capped else ''}{'-stream' if options.stream else ''}"
+    how = [name for name in ("capped", "stream", "weights") if getattr(options, name)]
+    benchmark = "-".join(("memory", options.engine, *how))
     return save_result(options, benchmark, [table], figures, SCOPES[options.engine].packages)
 
 

@@ -7,6 +7,8 @@ from statistics import median
 from capped import CappedResult
 from measure import Measurement
 from results import format_ratios
+from tensorferry.units import format_bytes
+from trainings import Case
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ TARGETS = {
         max_seconds_error=None,
     ),
 }
+# below the smallest exact budget, by the model's name or family: a share of plain's peak, or bytes, and CPU seconds over plain
+_STREAMED_SHARES = {"unet": (0.15, 1.5), "gpt50k": (0.10, None)}
+_STREAMED_THIRD_COST = {"unet": 1.25}
+_MOVING_BUDGETS = {"gpt350m": (2**30, 1.6)}
+_MAX_DISK_NBYTES_PER_PARAMETER = 30
 _UNET_CHANNELS_LAST_SHARE = 0.40  # of the plain peak in the default layout
 _RESNET50_CHANNELS_LAST_GAIN = 6.0
 
@@ -77,6 +84,52 @@ def judge(rows: Mapping[str, Measurement], default_layout_plain: Measurement | N
         yield _cheap(case.label, "third: CPU seconds over plain", third.cpu_ratios(plain), targets.max_third_cost)
     if (smallest := ferry_rows.get("smallest")) and smallest.trained:
         yield from _judge_floor(smallest, plain, default_layout_plain)
+
+
+def target_budget(case: Case, plain_nbytes: int) -> int:
+    """The budget that is promised for a model whose ops stream, or whose weights move."""
+    if case.family in _MOVING_BUDGETS and not case.quick:
+        return _MOVING_BUDGETS[case.family][0]
+    share, _ = _STREAMED_SHARES.get(case.family, (0.2, None))
+    return int(share * plain_nbytes)
+
+
+def judge_below(rows: Mapping[str, Measurement]) -> Iterator[Verdict]:
+    """Verdicts for one case whose ops stream or whose weights move; `rows` by mode, "plain" always among them."""
+    plain = rows["plain"]
+    case = plain.request.case
+    for mode, row in rows.items():
+        if row.request.mode != "ferry":
+            continue
+        budget = row.request.budget_nbytes or 0
+        label = f"{mode}, {format_bytes(budget)}"
+        if not (row.trained and plain.trained):
+            yield Verdict(case.label, f"{label}: trains", "yes", row.outcome, False)
+            continue
+        share = row.peak_nbytes / budget
+        yield Verdict(case.label, f"{label}: peak over budget", "<= 1.00", f"{share:.3f}", row.peak_nbytes <= budget)
+        if case.family in _STREAMED_SHARES and mode in ("target", "smallest"):
+            yield _at_most(
+                case.label, f"{label}: budget over plain", budget / plain.peak_nbytes, _STREAMED_SHARES[case.family][0]
+            )
+        yield from _judge_below_costs(case, mode, label, row, plain)
+        yield from _judge_prediction(mode, row, TARGETS[plain.request.engine])
+
+
+def _judge_below_costs(case: Case, mode: str, label: str, row: Measurement, plain: Measurement) -> Iterator[Verdict]:
+    costs = (
+        _STREAMED_THIRD_COST if mode == "third" else {name: c for name, (_, c) in (_STREAMED_SHARES | _MOVING_BUDGETS).items()}
+    )
+    if (cost := costs.get(case.family)) is not None:
+        yield _cheap(case.label, f"{label}: CPU seconds over plain", row.cpu_ratios(plain), cost)
+    if row.request.weights:
+        different = row.differing_parts(plain)
+        found = f"{', '.join(different)} differ" if different else "equal"
+        yield Verdict(case.label, f"{label}: bits", "equal to plain", found, not different)
+        num_bytes = row.disk_nbytes / max(1, row.num_parameters)
+        is_within = num_bytes <= _MAX_DISK_NBYTES_PER_PARAMETER
+        target = f"<= {_MAX_DISK_NBYTES_PER_PARAMETER}"
+        yield Verdict(case.label, f"{label}: disk bytes a parameter and step", target, f"{num_bytes:.1f}", is_within)
 
 
 def _judge_exactness(mode: str, row: Measurement, plain: Measurement) -> Iterator[Verdict]:

@@ -60,6 +60,7 @@ def _figures(request: Request, clock: StepClock, trained: Trained) -> dict[str, 
         **clock.medians(),
         "step_seconds": clock.wall_seconds,
         "allocator_nbytes": trained.allocator_nbytes,
+        "num_parameters": trained.num_parameters,
     }
     figures["losses"] = [loss.hex() for loss in clock.losses]
     if request.allowance_nbytes is None:  # a cap leaves no room for hashing

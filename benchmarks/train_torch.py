@@ -53,17 +53,20 @@ def train(request: Request, clock: StepClock) -> Trained:
     if request.mode == "ferry":
         assert request.budget_nbytes is not None, "a budget goes with this mode"
         stream = "auto" if request.stream else False
-        context = ferry.large_model(training.model, budget=request.budget_nbytes, tier=request.tier, stream=stream)
+        how: dict[str, Any] = {"weights": True, "early_updates": True} if request.weights else {}
+        context = ferry.large_model(training.model, budget=request.budget_nbytes, tier=request.tier, stream=stream, **how)
     with context as big:
         for step in range(request.num_steps):
             clock.start()
             loss = training.forward()
             loss.backward()
             training.optimizer.step()
-            if step < request.num_steps - 1:  # the last gradients are compared
+            if step < request.num_steps - 1 or request.weights:  # the last gradients are compared, but where there are none
                 training.optimizer.zero_grad()
             clock.stop(loss.item())
-    return Trained(partial(digest, training.model), big.report() if request.mode == "ferry" else None)
+    num_parameters = sum(parameter.numel() for parameter in training.model.parameters())
+    report = big.report() if request.mode == "ferry" else None
+    return Trained(partial(digest, training.model), report, num_parameters=num_parameters)
 
 
 def build(case: Case) -> Training:
@@ -75,7 +78,7 @@ def build(case: Case) -> Training:
         model = model.to(memory_format=layout)
         batch = (batch[0].to(memory_format=layout), batch[1])
     optimizer: torch.optim.Optimizer
-    if case.family == "gpt":
+    if case.family.startswith("gpt"):
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -92,6 +95,14 @@ def _parts(case: Case) -> tuple[Any, tuple[Tensor, Tensor], Callable[..., Tensor
         case "gpt":
             model = gpt.GPT(num_layers=2, width=128) if case.quick else gpt.GPT()
             return model, gpt.make_batch(case.size, length=128 if case.quick else 512, seed=SEED), gpt.compute_loss
+        case "gpt350m":  # 353 million weights
+            layers, width, length = (2, 64, 32) if case.quick else (28, 1024, 256)
+            model = gpt.GPT(num_layers=layers, width=width, num_heads=16, max_length=length)
+            return model, gpt.make_batch(case.size, length=length, seed=SEED), gpt.compute_loss
+        case "gpt50k":
+            layers, length, vocabulary = (2, 256, 5000) if case.quick else (6, 8192, 50257)
+            model = gpt.GPT(num_layers=layers, max_length=length, vocabulary=vocabulary)
+            return model, gpt.make_batch(case.size, length=length, seed=SEED), gpt.compute_loss
         case _:
             raise ValueError(f"there is no {case.family!r} for torch")
 

@@ -4,13 +4,14 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 SEED = 7
 NUM_THREADS = 2
-_NAMED_SIZES = {"resnet50": 32, "resnet152": 8, "googlenet": 32, "gpt": 16}
+_NAMED_SIZES = {"resnet50": 32, "resnet152": 8, "googlenet": 32, "gpt": 16, "gpt350m": 1, "gpt50k": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Case:
     """One training to measure."""
 
     family: str  # unet, or one of the named sizes
-    size: int  # unet: edge in voxels; resnet, googlenet: images; gpt: texts
+    size: int  # unet: edge in voxels; resnet, googlenet: images; the GPTs: texts
     precision: str = "fp32"  # or "bf16": autocast
     channels_last: bool = False  # torch only; Keras models are in it by themselves
     quick: bool = False  # a toy of the same shape, to try the benchmark itself
@@ -69,6 +70,7 @@ class Request:
     allowance_nbytes: int | None = None  # a hard cap: what may be held beyond what a process holds before the model
     engine: str = "torch"  # or "tensorflow"
     stream: bool = False  # whether ferry may stream below its smallest exact budget
+    weights: bool = False  # whether weights, gradients and optimizer state wait on the tier, updated in backward
     cap: str = "process"  # who keeps the allowance: the kernel for the "process", or the framework's "allocator"
 
     def to_json(self) -> str:
@@ -89,21 +91,36 @@ class StepClock:
     losses: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     wall_seconds: list[float] = field(default_factory=list)
-    _started: tuple[float, float] = (0.0, 0.0)
+    disk_nbytes: list[int] = field(default_factory=list)  # read and written
+    _started: tuple[float, float, int] = (0.0, 0.0, 0)
 
     def start(self) -> None:
         """A step begins."""
-        self._started = (process_time(), perf_counter())
+        self._started = (process_time(), perf_counter(), _disk_nbytes())
 
     def stop(self, loss: float) -> None:
         """The step is done, and this is its loss."""
         self.cpu_seconds.append(process_time() - self._started[0])
         self.wall_seconds.append(perf_counter() - self._started[1])
+        self.disk_nbytes.append(_disk_nbytes() - self._started[2])
         self.losses.append(loss)
 
     def medians(self) -> dict[str, float]:
-        """CPU and wall seconds of the median step, without the first."""
-        return {"cpu_seconds": median(self.cpu_seconds[1:]), "wall_seconds": median(self.wall_seconds[1:])}
+        """CPU and wall seconds and the disk's bytes of the median step, without the first."""
+        return {
+            "cpu_seconds": median(self.cpu_seconds[1:]),
+            "wall_seconds": median(self.wall_seconds[1:]),
+            "disk_nbytes": median(self.disk_nbytes[1:]),
+        }
+
+
+def _disk_nbytes() -> int:
+    """What this process has had read from disks and written to them; 0 where the kernel does not tell."""
+    try:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counts["read_bytes"]) + int(counts["write_bytes"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +130,4 @@ class Trained:
     digest: Callable[[], dict[str, str]]  # hashes over the bits of each part of its state; hashing takes memory
     report: Any = None  # ferry's
     allocator_nbytes: int | None = None  # the peak that the framework's own allocator saw, where it counts
+    num_parameters: int = 0

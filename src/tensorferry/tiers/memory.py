@@ -47,7 +47,13 @@ class MemoryPool:
     system the moment its last reference dies.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_waste: float = 0.0) -> None:
+        """`most_waste`: a spare that is longer than a block by no more than that share of it is used as it is.
+
+        Where there is such a share, spares that do not fit make way for new memory, so that while there are any, nothing more
+        is held.
+        """
+        self._most_waste = most_waste
         self._lock = threading.Lock()
         self._spares: list[mmap.mmap] = []  # oldest first
         self._limit_nbytes = 0
@@ -83,10 +89,12 @@ class MemoryPool:
         with self._lock:
             fitting = [spare for spare in self._spares if length <= len(spare) <= 2 * length]
             if not fitting:
+                if self._most_waste:
+                    self._drop_oldest(down_to=max(0, sum(map(len, self._spares)) - length))
                 return None
             best = min(fitting, key=len)
             self._spares.remove(best)
-        if len(best) > length:
+        if len(best) > length * (1 + self._most_waste):
             try:
                 best.resize(length)
             except (BufferError, OSError):  # the dead block's array is not quite gone yet

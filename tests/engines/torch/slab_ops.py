@@ -34,11 +34,11 @@ class AnyRoom:
     def fits(self, nbytes: int) -> bool:
         return nbytes >= 0
 
-    def make(self, nbytes: int) -> bool:
-        return nbytes >= 0
+    def make(self, nbytes: int, buffer_nbytes: int = 0) -> bool:
+        return nbytes >= buffer_nbytes >= 0
 
-    def demand(self, nbytes: int, op: str) -> None:
-        assert nbytes >= 0
+    def demand(self, nbytes: int, op: str, buffer_nbytes: int = 0) -> None:
+        assert nbytes >= buffer_nbytes >= 0
         assert op
 
 

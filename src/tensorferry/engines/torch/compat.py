@@ -28,6 +28,7 @@ with private_names("torch"):
         FakeTensor,  # a tensor with a shape and a storage, and no bytes
         FakeTensorMode,  # follows a step with such tensors
     )
+    from torch.nn.utils import clip_grad as clip_module  # where clipping finds what it calls
     from torch.optim.optimizer import (
         _default_to_fused_or_foreach as default_to_fused_or_foreach,  # whether an update is made of multi-tensor ops
     )
@@ -46,6 +47,7 @@ __all__ = [
     "COMPILER",
     "CPU_ATTENTION",
     "CPU_ATTENTION_BACKWARD",
+    "GRADIENT_CLIPPERS",
     "OPTIMIZER_HOOKS",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -58,6 +60,7 @@ __all__ = [
     "autograd_functions",
     "below_autograd",
     "block_from_weak",
+    "clip_module",
     "compiler_is_loaded",
     "current_graph_task_id",
     "default_to_fused_or_foreach",
@@ -65,6 +68,7 @@ __all__ = [
     "hook_tables",
     "log_softmax_backward",
     "make_without_memory",
+    "plain_step",
     "prelu",
     "prelu_backward",
     "saved_buffers",
@@ -81,6 +85,7 @@ _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", 
 COMPILER = "torch._dynamo"
 COMPILED_MODULE = "OptimizedModule"  # what `torch.compile` makes of a module, in the compiler
 autograd_functions: Any = torch._C._autograd  # torch.func asks it to turn saved-tensor hooks off
+GRADIENT_CLIPPERS = ("_get_total_norm", "_group_tensors_by_device_and_dtype")  # what clipping by norm, and by value, calls
 OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 
 IN_PLACE: dict[str, object] = {
@@ -110,7 +115,7 @@ _IN_FUNCTIONS: dict[str, object] = {
     "_scaled_dot_product_flash_attention_for_cpu_backward": torch.ops.aten,
     **dict.fromkeys(_MODULE_HOOKS, torch.nn.Module),  # a user's, which are not to run for a forecast
 }
-check_attributes("torch", IN_PLACE | _IN_FUNCTIONS)
+check_attributes("torch", IN_PLACE | _IN_FUNCTIONS | dict.fromkeys(GRADIENT_CLIPPERS, clip_module))
 
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -142,6 +147,12 @@ def takes_gradients_early(parameter: torch.Tensor) -> bool:
     """Whether a hook of the user's gets the gradient in the middle of backward; such hooks step and free it."""
     hooks = parameter._post_accumulate_grad_hooks or {}
     return any(getattr(hook, "takes_gradient", True) for hook in hooks.values())
+
+
+def plain_step(optimizer: torch.optim.Optimizer) -> None:
+    """An optimizer's update without the hooks on its step, which are for all parameters together."""
+    step: Any = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)  # torch wraps it when the first one is made
 
 
 def compiler_is_loaded() -> bool:

@@ -8,7 +8,7 @@ nothing of the graph is left (a double backward goes on in the same step). So no
 
 import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -29,6 +29,7 @@ from tensorferry.engines.torch.compat import (
 )
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.device import CpuDevice
+from tensorferry.engines.torch.early_updates import EarlyUpdates, read_early_option
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
@@ -87,6 +88,7 @@ def large_model(
     recompute: bool = True,
     weights: str | bool = "auto",
     stream: str | bool = False,
+    early_updates: bool = False,
     min_nbytes: int = MIN_NBYTES,
     watchdog_seconds: float = 120.0,
 ) -> "LargeTraining":
@@ -97,7 +99,9 @@ def large_model(
     recompute: whether cheap ops may run again instead of being swapped. weights: whether weights, their gradients and the
     optimizer's state wait on the tier outside of their use; "auto": where the budget is too small for them to stay. stream:
     whether ops that do not fit run slab by slab, within rounding instead of bit for bit: "auto" where the budget is too small for
-    anything exact, with a warning; True at any budget. min_nbytes: smaller storages stay.
+    anything exact, with a warning; True at any budget. early_updates: whether each parameter is updated inside backward, as soon
+    as its gradient is whole, which is then gone: for loops that call optimizer.step() after every backward pass and do nothing
+    with gradients in between. min_nbytes: smaller storages stay.
 
         with ferry.large_model(model, budget="2GiB") as big:
             for x, y in batches:
@@ -105,7 +109,17 @@ def large_model(
                 optimizer.step(); optimizer.zero_grad()
         print(big.report())
     """
-    return LargeTraining(model, budget, tier, recompute, min_nbytes, watchdog_seconds, weights=weights, stream=stream)
+    return LargeTraining(
+        model,
+        budget,
+        tier,
+        recompute,
+        min_nbytes,
+        watchdog_seconds,
+        weights=weights,
+        stream=stream,
+        early_updates=early_updates,
+    )
 
 
 class LargeTraining:
@@ -123,6 +137,7 @@ class LargeTraining:
         *,
         weights: str | bool = "auto",
         stream: str | bool = False,
+        early_updates: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise BadModel(f"expected a torch.nn.Module, received {type(model).__name__}")
@@ -138,6 +153,7 @@ class LargeTraining:
         self._inputs: Any = None  # of the forward pass that was last begun
         self._open_device = open_device
         self._weights = read_weights_option(weights, model)
+        self._early_updates = read_early_option(early_updates, model)
         self._window: WeightWindow | None = None  # where weights move
         self._window_is_guessed = False  # it was opened before anything was known of a step
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
@@ -177,6 +193,9 @@ class LargeTraining:
             is_on_tier = any(parameter.device.type == "meta" for parameter in self._model.parameters())
             sources = place(self._model, self._min_nbytes) if is_on_tier else {}
             self._states = OptimizerStates(self._store, self._model)
+            if self._early_updates:  # before others look at gradients: there are none then
+                early = EarlyUpdates(lambda: self._states.optimizers, self._updating)
+                stack.enter_context(early.happening(self._model))
             stack.callback(self._window_hooks.close)
             stack.callback(self._close)
             stack.enter_context(self._states.watching(memory.optimizers))
@@ -300,6 +319,9 @@ class LargeTraining:
     def _go_on(self) -> None:
         if self._window is not None:
             self._window.let_go_of_held()
+
+    def _updating(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> AbstractContextManager[None]:
+        return nullcontext() if self._window is None else self._window.updating(optimizer, parameter)
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()

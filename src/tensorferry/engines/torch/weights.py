@@ -104,6 +104,14 @@ class WeightWindow(StorageWindow):
             )
         self.hold(own)
 
+    @contextmanager
+    def updating(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[None]:
+        """While inside, one parameter is updated; what its optimizer makes for it moves afterwards."""
+        yield
+        for tensor in tree_leaves(optimizer.state.get(parameter)):
+            self._join_state(tensor)
+        self._keep_within()
+
     def _note_update(self, begins: bool) -> None:
         self.let_go_of_held()
         self._is_updating = begins

@@ -6,16 +6,14 @@ window has room) and what is wanted last. That is Belady's rule: no other choice
 came leaves without a copy.
 """
 
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorferry.engines.core.movable import Residency, Swapper
+from tensorferry.engines.core.uses import UseOrder
 from tensorferry.engines.torch.compat import block_from_weak
 from tensorferry.engines.torch.state import StateStorage
 from tensorferry.engines.torch.swap import SavedTensors
@@ -23,16 +21,18 @@ from tensorferry.errors import CopyStuck, FerryError, TierLost
 
 _HELD = (Residency.RESIDENT, Residency.SWAPPING_IN)
 _LOOK_AHEAD = 64  # uses
-_LOOK_FOR = 512  # uses, after one that was not expected
 
 
 class WindowStorage(StateStorage):
     """The storage of a weight, a gradient or a tensor of an optimizer's state."""
 
-    __slots__ = ("_storage", "key", "last_use", "unchanged")
+    __slots__ = ("_present", "_storage", "key", "last_use", "unchanged")
 
-    def __init__(self, swapper: Swapper[torch.UntypedStorage], tensor: torch.Tensor, label: str, key: Hashable) -> None:
+    def __init__(
+        self, swapper: Swapper[torch.UntypedStorage], present: "_Present", tensor: torch.Tensor, label: str, key: Hashable
+    ) -> None:
         super().__init__(swapper, tensor, label)
+        self._present = present
         self._storage = StorageWeakRef(tensor.untyped_storage())  # a view may outlive the tensor that it was made of
         self.key = key  # the same in every step
         self.last_use = 0
@@ -51,6 +51,14 @@ class WindowStorage(StateStorage):
     def is_gone(self) -> bool:
         return self._storage.expired()
 
+    def empty(self) -> None:
+        super().empty()
+        self._present.remove(self)
+
+    def make_target(self) -> torch.UntypedStorage | None:
+        self._present.add(self)
+        return super().make_target()
+
     def keep_slot(self, slot: Any) -> bool:
         self.unchanged = slot
         return True
@@ -62,25 +70,26 @@ class WindowStorage(StateStorage):
             self.unchanged = None
 
 
-@dataclass
-class _Order:
-    """The keys of what was used, one after another, in one step."""
+class _Present:
+    """The members of a window that are resident, or on their way in or out."""
 
-    keys: list[Hashable] = field(default_factory=list)
-    places: defaultdict[Hashable, list[int]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self) -> None:
+        self.members: dict[int, WindowStorage] = {}  # by address
+        self.nbytes = 0
 
-    def add(self, key: Hashable) -> None:
-        if not self.keys or self.keys[-1] != key:
-            self.places[key].append(len(self.keys))
-            self.keys.append(key)
+    def add(self, member: WindowStorage) -> None:
+        if self.members.setdefault(member.address, member) is member:
+            self.nbytes += member.nbytes
 
-    def next_place(self, key: Hashable, place: int) -> int | None:
-        """Where a key comes at or after a place, counted on into the next step; None for one that was not used."""
-        places = self.places.get(key)
-        if not places:
-            return None
-        found = bisect_left(places, place)
-        return places[found] if found < len(places) else places[0] + len(self.keys)
+    def remove(self, member: WindowStorage) -> None:
+        if self.members.get(member.address) is member:
+            del self.members[member.address]
+            self.nbytes -= member.nbytes
+
+    def drop_gone(self) -> None:
+        """Those of which nobody has the tensor any more hold nothing."""
+        for member in [member for member in self.members.values() if member.is_gone]:
+            self.remove(member)
 
 
 class StorageWindow:
@@ -94,8 +103,8 @@ class StorageWindow:
         self._swapper = store.swapper
         self._members: dict[int, WindowStorage] = {}  # by the address of their storage
         self._by_key: dict[Hashable, WindowStorage] = {}
-        self._order, self._last_order = _Order(), _Order()
-        self._place = 0  # in the last order
+        self._present = _Present()
+        self._order = UseOrder()
         self._num_uses = 0
         self._in_use: list[WindowStorage] = []  # by the op that runs
         self._held: dict[int, WindowStorage] = {}  # by address: read by somebody without an op
@@ -108,7 +117,8 @@ class StorageWindow:
     @property
     def resident_nbytes(self) -> int:
         """What of it is resident now, copies under way included."""
-        return sum(m.nbytes for m in self._members.values() if m.residency is not Residency.SWAPPED_OUT and not m.is_gone)
+        self._present.drop_gone()
+        return self._present.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -122,9 +132,12 @@ class StorageWindow:
 
     def add(self, tensor: torch.Tensor, label: str, key: Hashable) -> WindowStorage:
         """A tensor's storage moves from now on; a key is the same in every step."""
-        member = WindowStorage(self._swapper, tensor, label, key)
+        member = WindowStorage(self._swapper, self._present, tensor, label, key)
         member.last_use = self._num_uses
+        if (before := self._members.get(member.address)) is not None:  # of a tensor that is gone, at the same address
+            self._present.remove(before)
         self._members[member.address] = self._by_key[key] = member
+        self._present.add(member)
         return member
 
     def _find(self, tensor: torch.Tensor) -> WindowStorage | None:
@@ -144,8 +157,8 @@ class StorageWindow:
 
     def begin_uses(self) -> None:
         """Uses from now on are another step's."""
-        if self._order.keys:
-            self._order, self._last_order, self._place = _Order(), self._order, 0
+        self._order.begin_step()
+        self._present.drop_gone()
         self._members = {address: member for address, member in self._members.items() if not member.is_gone}
         self._by_key = {member.key: member for member in self._members.values()}
         self.num_bytes_in = self.num_bytes_out = 0
@@ -165,14 +178,7 @@ class StorageWindow:
         for member in used:
             self._num_uses += 1
             member.last_use = self._num_uses
-            self._order.add(member.key)
-            keys = self._last_order.keys
-            if self._place < len(keys) and keys[self._place] == member.key:
-                self._place += 1
-            else:
-                place = self._last_order.next_place(member.key, max(0, self._place - 1))
-                if place is not None and place < min(len(keys), self._place + _LOOK_FOR):
-                    self._place = place + 1
+            self._order.note(member.key)
 
     # in and out
 
@@ -194,7 +200,7 @@ class StorageWindow:
             self._store.retry.allocate(lambda: self._swapper.make_resident(member))
         except (TierLost, CopyStuck) as error:
             self._swapper.forget(member)
-            self._members.pop(member.address, None)
+            self._leave_alone(member)
             if isinstance(error, CopyStuck):
                 raise
             raise TierLost(f"{error} {member.label} is lost: load it from a checkpoint.") from error
@@ -202,10 +208,10 @@ class StorageWindow:
     def _make_room(self, need_nbytes: int, used: Iterable[WindowStorage]) -> None:
         """Have room for so much in the window; what is in use stays, even where that is wider than the window."""
         needed = {id(member) for member in (*used, *self._held.values())}
-        excess_nbytes = self.resident_nbytes + need_nbytes - self.window_nbytes
-        if excess_nbytes <= 0:
+        if self._present.nbytes + need_nbytes <= self.window_nbytes:
             return
-        others = [member for member in self._members.values() if id(member) not in needed and not member.is_gone]
+        excess_nbytes = self.resident_nbytes + need_nbytes - self.window_nbytes
+        others = [member for member in self._present.members.values() if id(member) not in needed]
         leaving = [member for member in others if member.residency is Residency.SWAPPING_OUT]
         candidates = sorted((member for member in others if member.residency in _HELD), key=self._wanted_at)
         excess_nbytes -= sum(member.nbytes for member in leaving)
@@ -226,8 +232,7 @@ class StorageWindow:
         block = member.block
         if block is None or not block.resizable():  # somebody reads its memory without an op, by `numpy()`: it stays for good
             member.note_change()
-            self._members.pop(member.address, None)
-            self._by_key.pop(member.key, None)
+            self._leave_alone(member)
             return
         slot, member.unchanged = member.unchanged, None
         if slot is not None:
@@ -236,22 +241,26 @@ class StorageWindow:
             self.num_bytes_out += member.nbytes
             self._swapper.swap_out(member)
 
+    def _leave_alone(self, member: WindowStorage) -> None:
+        """It does not move any more."""
+        self._present.remove(member)
+        self._members.pop(member.address, None)
+        self._by_key.pop(member.key, None)
+
     def _wanted_at(self, member: WindowStorage) -> tuple[int, int]:
         """When it will be wanted, as something to sort by; what is not known was used longest ago, last."""
-        place = self._last_order.next_place(member.key, self._place)
-        return (0, -member.last_use) if place is None and not self._last_order.keys else (place or 0, -member.last_use)
+        place = self._order.next_use(member.key)
+        return (0, -member.last_use) if place is None and not self._order.is_known else (place or 0, -member.last_use)
 
     def _read_ahead(self, used: list[WindowStorage]) -> None:
         """Begin to bring in what is wanted next, in place of what is wanted later."""
-        keys = self._last_order.keys
-        if not keys:
+        if not self._order.is_known:
             return
         self._swapper.held_nbytes()  # copies that have ended make room
-        room_nbytes = self.window_nbytes - self.resident_nbytes
-        for ahead in range(min(_LOOK_AHEAD, len(keys))):
-            place = self._place + ahead
-            member = self._by_key.get(keys[place % len(keys)])
-            if member is None or member.is_gone or member.residency is not Residency.SWAPPED_OUT:
+        room_nbytes = self.window_nbytes - self._present.nbytes
+        for place, key in self._order.ahead(_LOOK_AHEAD):
+            member = self._by_key.get(key)
+            if member is None or member.residency is not Residency.SWAPPED_OUT or member.is_gone:
                 continue
             if room_nbytes < member.nbytes:
                 self._begin_to_leave(member.nbytes - room_nbytes, place, used)
@@ -261,14 +270,18 @@ class StorageWindow:
 
     def _begin_to_leave(self, need_nbytes: int, place: int, used: list[WindowStorage]) -> None:
         """Let go what is wanted after a place, what is wanted last first; nobody waits for it."""
-        leaving_nbytes = sum(m.nbytes for m in self._members.values() if m.residency is Residency.SWAPPING_OUT)
+        self._present.drop_gone()
+        present = self._present.members.values()
+        need_nbytes -= sum(m.nbytes for m in present if m.residency is Residency.SWAPPING_OUT)
+        if need_nbytes <= 0:
+            return
         needed = {id(member) for member in (*used, *self._held.values())}
-        candidates = (m for m in self._members.values() if m.resident and not m.is_gone and id(m) not in needed)
-        for member in sorted(candidates, key=self._wanted_at, reverse=True):
-            if leaving_nbytes >= need_nbytes or self._wanted_at(member)[0] <= place:
+        candidates = [(self._wanted_at(m), m) for m in present if m.resident and id(m) not in needed]
+        for wanted_at, member in sorted(candidates, key=lambda each: each[0], reverse=True):
+            if need_nbytes <= 0 or wanted_at[0] <= place:
                 return
             self._let_go(member)
-            leaving_nbytes += member.nbytes
+            need_nbytes -= member.nbytes
 
     # all of it
 

@@ -21,6 +21,7 @@ from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
 
 aten = torch.ops.aten
+_MAX_SLOW_KERNEL = 3  # larger ones are always oneDNN's
 _SLOW_NUMBERS = 20480  # of samples x channels x rows x columns: with fewer, torch takes its own slow kernel instead of oneDNN's
 
 
@@ -68,10 +69,11 @@ def _convolution(
     def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
         whole_nbytes = streamer.whole_nbytes(shape, x.dtype)
         if transposed:
-            for slab in streamer.each(source.shape, [(source, None)], made, whole_nbytes=whole_nbytes):
+            min_rows = _fast_rows(source, weight, Window(1, 1, 0), groups)
+            for slab in streamer.each(source.shape, [(source, None)], made, whole_nbytes=whole_nbytes, min_rows=min_rows):
                 yield made_slab(slab), run(in_layout(source.look(slab)), padding=pads, **how)
             return
-        min_rows = _fast_rows(source, window)
+        min_rows = _fast_rows(source, weight, window, groups)
         for slab in streamer.each(
             shape, [(source, window.read_by)], made, whole_nbytes=whole_nbytes, min_rows=min_rows, least_rows=window.least_rows
         ):
@@ -134,17 +136,23 @@ def _convolution_backward(
         return backward_workspace(gradient, data, laid_out, how, output_mask) + 2 * weight.nbytes + copied_nbytes
 
     if output_mask[0]:
-        made = streamer.made(xs.shape, xs.dtype, workspace, lambda slab: read_by(slab)[1])
+        made = streamer.made(xs.shape, xs.dtype, workspace, lambda slab: read_by(slab)[1], may_be_normed=False)
     else:
         made = lambda slab: (workspace(slab), 0)  # noqa: E731
     whole_nbytes = streamer.whole_nbytes(xs.shape, xs.dtype) if output_mask[0] else 0
     pieces: Iterator[tuple[Slab, torch.Tensor]]
     if transposed:
-        pieces = _enlarged_pieces(streamer, grads, xs, stride[0], run, made, whole_nbytes)
+        min_rows = _fast_rows(xs, weight, Window(1, 1, 0), groups)
+        pieces = _enlarged_pieces(streamer, grads, xs, stride[0], run, made, whole_nbytes, min_rows)
     else:
         readers: list[Reader] = [(grads, None), (xs, window.read_by)]
         slabs = streamer.each(
-            grads.shape, readers, made, whole_nbytes=whole_nbytes, min_rows=_fast_rows(xs, window), least_rows=window.least_rows
+            grads.shape,
+            readers,
+            made,
+            whole_nbytes=whole_nbytes,
+            min_rows=_fast_rows(xs, weight, window, groups),
+            least_rows=window.least_rows,
         )
         pieces = carried(slabs, grads, xs, window, run)
     if output_mask[0]:
@@ -191,12 +199,12 @@ def carried(
 
 
 def _enlarged_pieces(
-    streamer: Streamer, grads: SlabSource, xs: SlabSource, times: int, run: Any, made: Made, whole_nbytes: int
+    streamer: Streamer, grads: SlabSource, xs: SlabSource, times: int, run: Any, made: Made, whole_nbytes: int, min_rows: int
 ) -> Iterator[tuple[Slab, torch.Tensor]]:
     def where(slab: Slab) -> Slab:
         return slab.rows(slab.low * times, slab.high * times)
 
-    for slab in streamer.each(xs.shape, [(grads, where), (xs, None)], made, whole_nbytes=whole_nbytes):
+    for slab in streamer.each(xs.shape, [(grads, where), (xs, None)], made, whole_nbytes=whole_nbytes, min_rows=min_rows):
         of_x = run(in_layout(grads.look(where(slab))), in_layout(xs.look(slab)))
         if of_x is not None:
             yield slab, of_x
@@ -228,10 +236,14 @@ def _padded(source: SlabSource, slab: Slab, fill: float = 0.0) -> torch.Tensor:
     return fill_outside(in_layout(source.look(slab)), slab, source.shape[ROWS], fill)
 
 
-def _fast_rows(source: SlabSource, window: Window) -> int:
-    """The rows of output that have enough rows of input for torch to take the fast kernel; 1 where nearly all would be needed."""
+def _fast_rows(source: SlabSource, weight: torch.Tensor, window: Window, groups: int) -> int:
+    """The rows of output that have enough rows of input for torch to take the fast kernel; 1 where it always does, or never."""
+    if groups > 1 or min(weight.shape[-2:]) > _MAX_SLOW_KERNEL:
+        return 1
     num_rows = _SLOW_NUMBERS // (source.shape[1] * source.shape[3]) + 1
-    return 1 if num_rows > source.shape[ROWS] // 2 else max(1, ceil((num_rows - window.reach) / window.stride) + 1)
+    if num_rows > source.shape[ROWS] + 2 * window.padding:
+        return 1
+    return min(max(1, ceil((num_rows - window.reach) / window.stride) + 1), window.num_out(source.shape[ROWS]))
 
 
 def _is_enlarging(weight: torch.Tensor, stride: list[int], padding: list[int], dilation: list[int], extra: list[int]) -> bool:

@@ -16,7 +16,7 @@ from tensorferry.plan.weights import WindowedStep
 from tensorferry.trace import Kind, Phase, Trace
 
 _MIN_WORKING_NBYTES = 8 * 2**20
-_THRESHOLD_SHARE = 32  # a tensor of less than this part of the working memory stays whole; an op holds several of them
+_THRESHOLD_SHARE = 16  # a tensor of less than this part of the working memory stays whole; an op holds several of them
 _WORKING_SHARE = 0.5  # beside slabs there are writes under way and whole tensors below the threshold
 _MOST_SHARE = 0.8  # what fast kernels may take where fewer rows would be for slow ones
 _AHEAD_NBYTES = 32 * 2**20  # with less, slabs twice as large are worth more than reads ahead

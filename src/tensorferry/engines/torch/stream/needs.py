@@ -14,8 +14,7 @@ from tensorferry.engines.torch.stream.source import Computed, Resident, SlabSour
 
 Where = Callable[[Slab], Slab]
 Reader = tuple[SlabSource, Where | None]  # a source and which slab of it is read for one of the op's
-# what an op's kernel takes for a slab, outputs and workspace; what is left of that, with the copy that is written, when all that
-# was computed is gone; buffers that were read are kept for the next reads
+# what an op's kernel takes for a slab, outputs and workspace; the buffers that it is copied to, to be written
 Made = Callable[[Slab], tuple[int, int]]
 
 
@@ -24,12 +23,18 @@ class SlabNeed:
     """Bytes at once."""
 
     read_nbytes: int  # buffers that come from the tier
+    written_nbytes: int  # buffers that go there
     computed_nbytes: int  # everything else
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """What may be in buffers that are there and free."""
+        return self.read_nbytes + self.written_nbytes
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return self.read_nbytes + self.computed_nbytes
+        return self.buffer_nbytes + self.computed_nbytes
 
 
 def nothing(_: Slab) -> tuple[int, int]:
@@ -46,8 +51,8 @@ def need_of(readers: Sequence[Reader], made: Made, slab: Slab) -> SlabNeed:
         result_nbytes, most_nbytes = evaluation(source, wanted)
         peak_nbytes = max(peak_nbytes, held_nbytes + most_nbytes)
         held_nbytes += result_nbytes
-    kernel_nbytes, left_nbytes = made(slab)
-    return SlabNeed(read_nbytes, max(peak_nbytes, held_nbytes + kernel_nbytes, left_nbytes))
+    kernel_nbytes, written_nbytes = made(slab)
+    return SlabNeed(read_nbytes, written_nbytes, max(peak_nbytes, held_nbytes + kernel_nbytes))
 
 
 def read_of(source: SlabSource, slab: Slab) -> int:

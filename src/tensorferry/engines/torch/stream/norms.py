@@ -14,7 +14,7 @@ import torch
 from tensorferry.engines.torch.stream.moments import Moments
 from tensorferry.engines.torch.stream.needs import Made
 from tensorferry.engines.torch.stream.registry import rule
-from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, in_layout, nbytes_of
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab, in_layout, line_of, lines_of, nbytes_of
 from tensorferry.engines.torch.stream.source import Computed, SlabSource, Stored
 from tensorferry.engines.torch.stream.streamer import Streamer, source_of
 from tensorferry.engines.torch.stream.tensor import StreamedTensor
@@ -49,10 +49,34 @@ class _Applied:
     rstd: torch.Tensor
     weight: torch.Tensor  # 1 by channels
 
-    def of(self, table: torch.Tensor, slab: Slab, like: SlabSource) -> torch.Tensor:
-        """The part of a table that goes with a slab, in a shape that is broadcast to it."""
-        rows = table if table.shape[0] == 1 else table[slab.first : slab.last]
-        return rows.to(like.dtype).view(*rows.shape, *(1,) * (len(like.shape) - 2))
+
+def _part_of(table: torch.Tensor, slab: Slab) -> torch.Tensor:
+    """The samples of a table that go with a slab."""
+    return table if table.shape[0] == 1 else table[slab.first : slab.last]
+
+
+def _scaled(streamer: Streamer, source: SlabSource, slab: Slab, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """A slab times one number for each channel plus another, in its own memory if that may be."""
+    x, is_ours = source.take(slab)
+    out = x if is_ours else streamer.io.empty_like(x)
+    _add_product(out, shift, x, scale, slab)
+    return out
+
+
+def _add_product(out: torch.Tensor, first: torch.Tensor, x: torch.Tensor, table: torch.Tensor, slab: Slab) -> None:
+    """Write a slab times a number for each channel to `out`, plus `first`: another table, or `out` itself."""
+    lines, out_lines = lines_of(x), lines_of(out)
+    if lines is not None and out_lines is not None:
+        added = out_lines if first is out else line_of(_part_of(first, slab), x)
+        torch.addcmul(added, lines, line_of(_part_of(table, slab), x), out=out_lines)
+    else:
+        torch.addcmul(first if first is out else _spread(first, slab, x), x, _spread(table, slab, x), out=out)
+
+
+def _spread(table: torch.Tensor, slab: Slab, x: torch.Tensor) -> torch.Tensor:
+    """The part of a table that goes with a slab, in a shape that is broadcast to it."""
+    rows = _part_of(table, slab)
+    return rows.to(x.dtype).view(*rows.shape, *(1,) * (x.dim() - 2))
 
 
 def _apply(streamer: Streamer, x: SlabSource, norm: _Applied, bias: torch.Tensor) -> StreamedTensor:
@@ -60,8 +84,7 @@ def _apply(streamer: Streamer, x: SlabSource, norm: _Applied, bias: torch.Tensor
     shift = bias - norm.mean * scale
 
     def compute(slab: Slab) -> torch.Tensor:
-        slab_x = x.read(slab)
-        return torch.addcmul(norm.of(shift, slab, x), slab_x, norm.of(scale, slab, x), out=slab_x)
+        return _scaled(streamer, x, slab, scale, shift)
 
     return streamer.wrap(Computed(x.shape, x.dtype, [x], compute, is_in_place=True))
 
@@ -93,9 +116,9 @@ def _input_gradient(
     constant = -norm.rstd * mean_grad - norm.mean * of_x
 
     def compute(slab: Slab) -> torch.Tensor:
-        slab_x = x.read(slab)
-        torch.addcmul(norm.of(constant, slab, x), slab_x, norm.of(of_x, slab, x), out=slab_x)
-        return slab_x.addcmul_(grad.look(slab), norm.of(of_grad, slab, x))
+        out = _scaled(streamer, x, slab, of_x, constant)
+        _add_product(out, out, grad.look(slab), of_grad, slab)
+        return out
 
     return streamer.wrap(Computed(x.shape, x.dtype, [x, grad], compute, is_in_place=True))
 

@@ -111,6 +111,7 @@ def _on_slabs(
     args, kwargs = tree_map(as_it_is_now, (args, kwargs))
     first = args[0].source if args and isinstance(args[0], _Placed) else None
     in_place = _in_place(func) if first is not None and first.dtype is dtype and not isinstance(first, Resident) else None
+    is_alone = sum(isinstance(leaf, _Placed) for leaf in tree_leaves((args, kwargs))) == 1
 
     def compute(slab: Slab) -> torch.Tensor:
         def place(leaf: Any) -> Any:
@@ -119,6 +120,9 @@ def _on_slabs(
         if in_place is None or first is None:
             slabs, names = tree_map(place, (args, kwargs))
             return _result(func(*slabs, **names))
+        if is_alone:
+            target, is_ours = first.take(slab)
+            return _result((in_place if is_ours else func)(target, *args[1:], **kwargs))
         target = first.read(slab)
         rest, names = tree_map(place, (args[1:], kwargs))
         if any(t.dim() and t.shape[1] > target.shape[1] for t in tree_leaves(rest) if isinstance(t, torch.Tensor)):

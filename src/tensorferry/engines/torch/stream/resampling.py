@@ -83,7 +83,7 @@ def _max_pool_backward(
         shape = slab.shape_in(grads.shape)
         return nbytes_of(shape, xs.dtype) + nbytes_of(shape, torch.int64)
 
-    made = streamer.made(xs.shape, xs.dtype, workspace, window.read_by)
+    made = streamer.made(xs.shape, xs.dtype, workspace, window.read_by, may_be_normed=False)
 
     readers: list[Reader] = [(grads, None), (xs, window.read_by)]
     slabs = streamer.each(grads.shape, readers, made, whole_nbytes=streamer.whole_nbytes(xs.shape, xs.dtype))
@@ -148,7 +148,7 @@ def _enlarge_backward(streamer: Streamer, grad: torch.Tensor, size: Sequence[int
     def where(slab: Slab) -> Slab:
         return slab.rows(slab.low * times, slab.high * times)
 
-    made = streamer.made(in_size, grads.dtype)
+    made = streamer.made(in_size, grads.dtype, may_be_normed=False)
 
     def pieces() -> Iterator[tuple[Slab, torch.Tensor]]:
         for slab in streamer.each(in_size, [(grads, where)], made, whole_nbytes=streamer.whole_nbytes(in_size, grads.dtype)):

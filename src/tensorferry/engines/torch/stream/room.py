@@ -19,10 +19,10 @@ class SlabRoom(Protocol):
     def fits(self, nbytes: int) -> bool:
         """Whether so much more may be held, as things are."""
 
-    def make(self, nbytes: int) -> bool:
-        """Give back what nobody needs until so much more fits; whether it does."""
+    def make(self, nbytes: int, buffer_nbytes: int = 0) -> bool:
+        """Give back what nobody needs until so much more fits; whether it does. `buffer_nbytes`: of it, in slabs' buffers."""
 
-    def demand(self, nbytes: int, op: str) -> None:
+    def demand(self, nbytes: int, op: str, buffer_nbytes: int = 0) -> None:
         """The same, or `BudgetTooSmall` that names the op."""
 
 
@@ -42,8 +42,9 @@ class BudgetRoom:
     def fits(self, nbytes: int) -> bool:
         return self.is_closed or self._held_nbytes() + nbytes <= self._limit_nbytes()
 
-    def make(self, nbytes: int) -> bool:
-        if self.fits(nbytes):
+    def make(self, nbytes: int, buffer_nbytes: int = 0) -> bool:
+        # buffers that are free are used again, or make way for others
+        if self.fits(nbytes - min(buffer_nbytes, self._io.memory.spare_nbytes)):
             return True
         self._trim()
         if not self.fits(nbytes):
@@ -54,8 +55,8 @@ class BudgetRoom:
             self._trim()
         return self.fits(nbytes)
 
-    def demand(self, nbytes: int, op: str) -> None:
-        if not self.make(nbytes):
+    def demand(self, nbytes: int, op: str, buffer_nbytes: int = 0) -> None:
+        if not self.make(nbytes, buffer_nbytes):
             raise streamed_stopped(op, self._budget_nbytes, self._held_nbytes(), nbytes)
 
     def _held_nbytes(self) -> int:

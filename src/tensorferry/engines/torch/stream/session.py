@@ -71,7 +71,7 @@ class StreamSession:
     def begin_step(self, held_nbytes: int) -> "StreamedStep":
         """A new step, with the optimizer's state on its way out until it is used. `held_nbytes`: see `sizes_for`."""
         sizes = self.sizes_for(held_nbytes)
-        self.io.limit_buffers(sizes.working_nbytes // _BUFFER_SHARE)
+        self.io.limit_buffers(sizes.working_nbytes // _BUFFER_SHARE, sizes.working_nbytes)
         self.streamer.begin_step(sizes)
         self._num_steps += 1
         for state in self._states.find():

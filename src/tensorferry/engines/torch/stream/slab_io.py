@@ -16,7 +16,7 @@ from math import prod
 import torch
 
 from tensorferry.engines.core.copies import Copy, CopyLane, ThreadCopyIn, ThreadCopyOut
-from tensorferry.engines.torch.stream.slabs import Slab
+from tensorferry.engines.torch.stream.slabs import LAYOUTS, Slab
 from tensorferry.errors import CopyStuck, TierLost
 from tensorferry.plan import Lane
 from tensorferry.tiers import Slot, Tier
@@ -24,6 +24,7 @@ from tensorferry.tiers.memory import PHASE_NBYTES, MemoryBlock, MemoryPool
 from tensorferry.units import format_bytes
 
 _MIN_PIECE_NBYTES = 256 * 2**10
+_MOST_WASTE = 0.25  # slabs of a tensor differ by a few rows
 Buffer = tuple[MemoryBlock, int, int]  # a stretch of a block
 
 
@@ -43,8 +44,8 @@ class SlabIO:
     def __init__(self, tier: Tier, *, buffer_nbytes: int, watchdog_seconds: float) -> None:
         """`buffer_nbytes`: see `limit_buffers`."""
         self.tier = tier
-        self.memory = MemoryPool()
-        self.limit_buffers(buffer_nbytes)
+        self.memory = MemoryPool(most_waste=_MOST_WASTE)
+        self.limit_buffers(buffer_nbytes, buffer_nbytes)
         self.read_nbytes = self.written_nbytes = 0
         self._watchdog_seconds = watchdog_seconds
         self._out, self._in = CopyLane(Lane.OUT), CopyLane(Lane.IN)
@@ -54,9 +55,10 @@ class SlabIO:
         self.departed: deque[ThreadCopyOut[Buffer]] = deque()  # what dead tensors left on the tier
         self._stored: weakref.WeakSet[StoredRows] = weakref.WeakSet()
 
-    def limit_buffers(self, nbytes: int) -> None:
+    def limit_buffers(self, nbytes: int, spare_nbytes: int) -> None:
         """What writes under way may hold from now on, and what dead buffers may keep for the next ones."""
-        self.memory.spare_limit_nbytes = self.buffer_nbytes = nbytes
+        self.buffer_nbytes = nbytes
+        self.memory.spare_limit_nbytes = self._spare_nbytes = spare_nbytes
 
     def write(self, block: MemoryBlock, start: int, nbytes: int) -> ThreadCopyOut[Buffer]:
         """Start writing a stretch of a block, when there are not too many such writes under way."""
@@ -69,6 +71,14 @@ class SlabIO:
         self.written_nbytes += nbytes
         self._out.put(copy)
         return copy
+
+    def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor like a slab in memory that was a buffer, if there is some."""
+        if tensor.dim() not in LAYOUTS:
+            return torch.empty_like(tensor)
+        block = self.memory.block(tensor.nbytes, 0)
+        places = tensor.movedim(1, -1).shape
+        return tensor_of(block, tensor.dtype).view(places).movedim(-1, 1)
 
     def read(self, stored: "StoredRows", slab: Slab) -> "SlabRead":
         """Start reading a slab."""
@@ -104,7 +114,7 @@ class SlabIO:
     def trim(self) -> None:
         """Give back what dead buffers keep."""
         self.memory.spare_limit_nbytes = 0
-        self.memory.spare_limit_nbytes = self.buffer_nbytes
+        self.memory.spare_limit_nbytes = self._spare_nbytes
 
     def live(self) -> list["StoredRows"]:
         """All tensors that are stored here now."""
@@ -161,8 +171,7 @@ class StoredRows:
     def buffer(self, num_samples: int, low: int, high: int) -> tuple[MemoryBlock, torch.Tensor]:
         """New memory for rows of some samples, and a tensor of it."""
         block = self.io.memory.block(num_samples * (high - low) * self.row_nbytes, low * self.row_nbytes % PHASE_NBYTES)
-        numbers = torch.frombuffer(block.mapping, dtype=torch.uint8, count=block.nbytes, offset=block.offset).view(self.dtype)
-        tensor = numbers.view(num_samples, high - low, *self.shape[3:], self.shape[1])
+        tensor = tensor_of(block, self.dtype).view(num_samples, high - low, *self.shape[3:], self.shape[1])
         return block, tensor.movedim(-1, 1)
 
     def settle(self) -> None:
@@ -245,6 +254,11 @@ class SlabRead(ThreadCopyIn[torch.Tensor]):
         """The slab, waited for."""
         self._io.wait_for(self)
         return self.take()
+
+
+def tensor_of(block: MemoryBlock, dtype: torch.dtype) -> torch.Tensor:
+    """A block's bytes as numbers."""
+    return torch.frombuffer(block.mapping, dtype=torch.uint8, count=block.nbytes, offset=block.offset).view(dtype)
 
 
 def _bytes_of(buffer: Buffer) -> memoryview:

@@ -39,6 +39,10 @@ class SlabSource(ABC):
         """A slab that the caller leaves as it is."""
         return self.read(slab)
 
+    def take(self, slab: Slab) -> tuple[torch.Tensor, bool]:
+        """A slab that the caller is done with before it reads another, and whether it may overwrite it."""
+        return self.read(slab), True
+
     def expect(self, slab: Slab) -> None:
         """A slab will be read."""
         for source in self.inputs:
@@ -112,6 +116,9 @@ class Resident(SlabSource):
     def read(self, slab: Slab) -> torch.Tensor:
         return self.look(slab).clone()
 
+    def take(self, slab: Slab) -> tuple[torch.Tensor, bool]:
+        return self.look(slab), False
+
     def memory(self) -> Iterator[torch.Tensor]:
         yield self.tensor
 
@@ -154,9 +161,13 @@ class Stored(SlabSource):
             self._expected[slab] = (self.rows.io.read(self.rows, slab), [1], [])
 
     def read(self, slab: Slab) -> torch.Tensor:
+        tensor, is_last = self.take(slab)
+        return tensor if is_last else self.rows.io.empty_like(tensor).copy_(tensor)
+
+    def take(self, slab: Slab) -> tuple[torch.Tensor, bool]:
         settled = self.rows.in_memory(slab)
         if settled is not None:
-            return settled.clone()
+            return settled, False
         if slab not in self._expected:
             self.expect(slab)
         read, num_left, taken = self._expected[slab]
@@ -164,9 +175,9 @@ class Stored(SlabSource):
         if not taken:
             taken.append(read.result())
         if num_left[0]:
-            return taken[0].clone()
+            return taken[0], False
         del self._expected[slab]
-        return taken.pop()
+        return taken.pop(), True
 
     def forget(self) -> None:
         self._expected.clear()

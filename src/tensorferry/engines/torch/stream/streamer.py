@@ -135,17 +135,23 @@ class Streamer:
         return len(shape) in LAYOUTS and nbytes_of(shape, dtype) >= self.sizes.threshold_nbytes
 
     def made(
-        self, shape: Sequence[int], dtype: torch.dtype, workspace: Callable[[Slab], int] | None = None, where: Where | None = None
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        workspace: Callable[[Slab], int] | None = None,
+        where: Where | None = None,
+        *,
+        may_be_normed: bool = True,
     ) -> Made:
-        """What a kernel takes that makes a slab of a tensor for `collect`, which writes it from a copy.
+        """What a kernel takes that makes a slab of a tensor for `collect`, which writes it from a copy; a norm may have one, too.
 
         `workspace`: beyond its output. `where`: which slab it makes for one that is cut, where that is another.
         """
-        num_copies = 2 if self.is_large(shape, dtype) else 0  # what is written, and what a norm's statistics are found from
+        num_copies = (1 + may_be_normed) * self.is_large(shape, dtype)
 
         def nbytes(slab: Slab) -> tuple[int, int]:
             out_nbytes = nbytes_of((slab if where is None else where(slab)).shape_in(shape), dtype)
-            return out_nbytes + (0 if workspace is None else workspace(slab)), (1 + num_copies) * out_nbytes
+            return out_nbytes + (0 if workspace is None else workspace(slab)), num_copies * out_nbytes
 
         return nbytes
 
@@ -208,16 +214,16 @@ class Streamer:
     ) -> list[Slab]:
         """The fewest slabs that fit; below the least rows for fast kernels only where those would not."""
 
-        def need_nbytes(slabs: list[Slab]) -> int:
+        def need_nbytes(slabs: list[Slab], num_buffers: int) -> int:
             inner = slabs[1:-1] or slabs  # where there is halo on both sides
             need = need_of(readers, made, max(inner, key=lambda slab: slab.num_rows * (slab.last - slab.first)))
-            return need.nbytes + (self.sizes.num_buffers - 1) * need.read_nbytes
+            return need.nbytes + (num_buffers - 1) * need.read_nbytes
 
         def fewest(rows: int, limit_nbytes: int) -> list[Slab]:
             low, high = 0, shape[0] * max(1, shape[ROWS] // rows)  # of parts: too few, and enough if any are
             while high - low > 1:
                 middle = (low + high) // 2
-                if need_nbytes(cut(shape, middle, min_rows=rows)) <= limit_nbytes:
+                if need_nbytes(cut(shape, middle, min_rows=rows), self.sizes.num_buffers) <= limit_nbytes:
                     high = middle
                 else:
                     low = middle
@@ -226,8 +232,9 @@ class Streamer:
         # what all slabs leave takes its part; where that is nearly all there is, slabs are small and not tiny
         working_nbytes = max(self.sizes.working_nbytes - whole_nbytes, self.sizes.working_nbytes // _LEAST_SHARE)
         slabs = fewest(max(min_rows, least_rows), working_nbytes)
-        if min_rows > least_rows and need_nbytes(slabs) > self.sizes.most_nbytes:
-            slabs = min(slabs, fewest(least_rows, self.sizes.most_nbytes), key=need_nbytes)
+        # a fast kernel is worth more than reads ahead
+        if min_rows > least_rows and need_nbytes(slabs, 1) > self.sizes.most_nbytes:
+            slabs = min(slabs, fewest(least_rows, self.sizes.most_nbytes), key=lambda each: need_nbytes(each, 1))
         return slabs
 
     def _begin_slab(
@@ -236,11 +243,11 @@ class Streamer:
         """Have a slab's bytes on their way, and room for working on it; whether there is room for the next one's too."""
         need = need_of(readers, made, slab)
         # what was read ahead is held already, but for the copies that all but one of its readers get
-        need_nbytes = need.computed_nbytes + need.read_nbytes + whole_nbytes
-        ahead_nbytes = 0 if following is None else need_of(readers, made, following).read_nbytes
-        may_read_ahead = self.sizes.num_buffers > 1 and self.room.make(need_nbytes + ahead_nbytes)
+        need_nbytes = need.nbytes + whole_nbytes
+        ahead_nbytes = 0 if following is None else need_of(readers, nothing, following).read_nbytes
+        may_read_ahead = self.sizes.num_buffers > 1 and self.room.make(need_nbytes + ahead_nbytes, need.buffer_nbytes)
         if not may_read_ahead:
-            self.room.demand(need_nbytes, self.op)
+            self.room.demand(need_nbytes, self.op, need.buffer_nbytes)
         if not is_expected:
             _expect(readers, slab)
         if may_read_ahead and following is not None:
