@@ -13,20 +13,22 @@ from pathlib import Path
 from tensorferry.errors import MissingExtra
 from tensorferry.extras import install_command
 from tensorferry.machine import count_cores
-from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, compare_answers
-from tensorferry.optimization.candidates import Candidate, CandidateResult, TriedFile, has_bf16, make_candidate
+from tensorferry.optimization.agreement import Comparison, ReferenceAnswers
+from tensorferry.optimization.candidates import CandidateResult, TriedFile, has_bf16, make_candidate
+from tensorferry.optimization.check import check_candidate
 from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.layer_search import describe_kept, find_fewest, rank_layers, take_probe
 from tensorferry.optimization.measure import has_free_batch, take_rows, time_batch
-from tensorferry.optimization.quantise import QuantisedModel, Quantiser, list_quantisers
+from tensorferry.optimization.quantise import Prepare, QuantisedModel, Quantiser, list_quantisers
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.source import Route, Source, quiet_exporters, root_cause
 from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.runtimes.runtime import Runner
 
-FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
 NOT_BUILT = "not built: the time was up"
 _LOOK_SECONDS = 0.1
+_TOO_SLOW = 1.5  # times the time of the fastest file that passed, at a glance: such an int8 file is not compared any more
+_WORTH_TRYING = 0.9  # of the time of the fastest int8 file that passed: what is hardly faster is slower with layers in fp32
 _RANK_SHARE = 0.6  # of the time to look for sensitive layers: ranking them; the rest is for trying how many must stay
 
 Tell = Callable[[str], None]  # told what is being done
@@ -81,6 +83,15 @@ class NearMiss:
     quantiser: Quantiser
     model: QuantisedModel
     agreement: float
+    seconds: float  # of one row, at a glance; with layers in fp32 it takes longer
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A calibrated model, and its file with all layers in int8."""
+
+    model: QuantisedModel
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,7 @@ class Builder:
     tell: Tell
     rejected: list[CandidateResult] = field(default_factory=list)
     tried: list[TriedFile] = field(default_factory=list)  # every file that gave answers, in order
+    prepared: dict[tuple[Path, Prepare], PreparedModel | Exception] = field(default_factory=dict)  # some differ in settings only
 
     def build_all(self, source: Source, deadline: float) -> list[BuiltFile]:
         """The files that passed, fp32 first. After `deadline` none is begun, if one is there."""
@@ -125,7 +137,9 @@ class Builder:
                 elif found is not None and found.model.layers:
                     missed.append(found)
             for near in sorted(missed, key=lambda near: -near.agreement):
-                built += self._keep_layers(near, deadline)
+                fastest = min((one.seconds for one in self.tried if one.precision == "int8" and one.passed), default=math.inf)
+                if near.seconds < _WORTH_TRYING * fastest:
+                    built += self._keep_layers(near, deadline)
         return built
 
     def _build_plain(self, routes: list[Route], deadline: float) -> list[BuiltFile]:
@@ -150,26 +164,20 @@ class Builder:
         return []
 
     def _build_int8(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
-        assert self.options.calibration is not None
         title = _title(plain.backend, "int8", plain.path, quantiser.variant)
         if time.perf_counter() > deadline:
             self._reject(title, "int8", quantiser.title, NOT_BUILT)
             return None
         self.tell(f"quantising: {quantiser.title}")
-        try:
-            with quiet_exporters():
-                model = quantiser.prepare(plain.path, self.options.calibration, self.folder.new())
-                path = model.write((), self.folder.new())
-        except MissingExtra as error:
-            self._reject(title, "int8", quantiser.title, str(error))
-            return None
-        except Exception as error:  # whatever a quantiser raises at a graph that it does not know
-            self._reject(title, "int8", quantiser.title, f"cannot be quantised: {root_cause(error)}")
+        prepared = self._prepare(plain.path, quantiser)
+        if isinstance(prepared, Exception):
+            told = str(prepared) if isinstance(prepared, MissingExtra) else f"cannot be quantised: {root_cause(prepared)}"
+            self._reject(title, "int8", quantiser.title, told)
             return None
         file = replace(
             plain,
             precision="int8",
-            path=path,
+            path=prepared.path,
             route=quantiser.title,
             variant=quantiser.variant,
             settings=quantiser.settings,
@@ -179,7 +187,20 @@ class Builder:
         comparison = self.rejected[-1].comparison
         if comparison is None or comparison.fault:
             return None
-        return NearMiss(plain, quantiser, model, comparison.agreement)
+        return NearMiss(plain, quantiser, prepared.model, comparison.agreement, self.tried[-1].seconds)
+
+    def _prepare(self, path: Path, quantiser: Quantiser) -> PreparedModel | Exception:
+        """The calibrated model, prepared once for all that differ in settings of their runtime only; or why it cannot be."""
+        assert self.options.calibration is not None
+        key = (path, quantiser.prepare)
+        if key not in self.prepared:
+            try:
+                with quiet_exporters():
+                    model = quantiser.prepare(path, self.options.calibration, self.folder.new())
+                    self.prepared[key] = PreparedModel(model, model.write((), self.folder.new()))
+            except Exception as error:  # whatever a quantiser raises at a graph that it does not know
+                self.prepared[key] = error
+        return self.prepared[key]
 
     def _keep_layers(self, near: NearMiss, deadline: float) -> Iterator[BuiltFile]:
         """The file with as few layers in fp32 as the gate needs, where there are such few."""
@@ -240,10 +261,16 @@ class Builder:
             built.backend, built.precision, built.path, count_cores(), built.variant, settings=built.settings
         )
         looks: list[float] = []
-        comparison, reason = check_candidate(
-            candidate, self.reference, self.options.gate, lambda each: looks.append(self._look(each))
-        )
-        if comparison is not None and looks:
+
+        def look(runner: Runner) -> str:
+            looks.append(self._look(runner))
+            fastest = min((each.seconds for each in self.tried if each.passed), default=math.inf)
+            if built.precision != "int8" or looks[0] < _TOO_SLOW * fastest:
+                return ""
+            return f"{looks[0] / fastest:.1f}x the time of the fastest at a glance; its answers were not compared"
+
+        comparison, reason = check_candidate(candidate, self.reference, self.options.gate, look)
+        if comparison is not None and not comparison.fault and looks:
             self.tried.append(TriedFile(candidate.title, built.precision, looks[0], comparison, not reason, len(built.kept)))
         if reason:
             rejected = CandidateResult(candidate.title, built.precision, built.route, reason, comparison, nbytes=candidate.nbytes)
@@ -263,31 +290,6 @@ class Builder:
 
     def _reject(self, title: str, precision: str, route: str, reason: str) -> None:
         self.rejected.append(CandidateResult(title, precision, route, reason))
-
-
-def check_candidate(
-    candidate: Candidate, reference: ReferenceAnswers, gate: AnswerGate, look: Callable[[Runner], None] = lambda _: None
-) -> tuple[Comparison | None, str]:
-    """How a freshly loaded candidate answers, and why it is rejected (no reason: it passes); one that answers is looked at."""
-    try:
-        runtime = candidate.load(reference.signature)
-    except Exception as error:  # a file that was written without an error may still be no model
-        return None, f"cannot be loaded: {root_cause(error)}"
-    runner = runtime.new_runner()
-    try:
-        comparison = compare_answers(reference, runner, gate.limit_missed(reference.num_samples))
-        if not comparison.fault:
-            look(runner)
-    finally:
-        runner.close()
-        runtime.close()
-    reason = gate.find_reason(comparison)
-    if reason:
-        return comparison, reason
-    if candidate.precision == "fp32" and comparison.difference > FP32_DIFFERENCE:
-        difference = f"{comparison.difference:.2g}"
-        return comparison, f"differs by {difference} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
-    return comparison, ""
 
 
 def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:
