@@ -12,7 +12,7 @@ from tensorferry.optimization import weights
 from tensorferry.optimization.kept_layers import list_compressed, restore_weights
 from tensorferry.optimization.quantise import list_quantisers
 
-WIDTH, NUM_OUTPUTS = 48, 16
+WIDTH, NUM_OUTPUTS = 64, 16
 RNG = np.random.default_rng(0)
 # inputs are alike from row to row, as those of a network's layers are: few directions, a little noise
 INPUTS = (RNG.standard_normal((400, 6)) @ RNG.standard_normal((6, WIDTH)) + 0.1 * RNG.standard_normal((400, WIDTH))).astype(
@@ -84,7 +84,7 @@ def test_the_file_answers_nearer_to_the_original_than_one_with_every_weight_at_i
     import nncf
 
     ov.save_model(_make_model(), tmp_path / "fp32.xml", compress_to_fp16=False)
-    (quantiser,) = [each for each in list_quantisers("openvino") if each.variant == "weights"]
+    quantiser = next(each for each in list_quantisers("openvino") if each.variant == "weights")
     prepared = quantiser.prepare(tmp_path / "fp32.xml", {"x": INPUTS[:200]}, tmp_path)
     (tmp_path / "int8").mkdir()
     careful = ov.Core().read_model(prepared.write((), tmp_path / "int8"))
@@ -110,3 +110,15 @@ def test_a_layer_that_there_is_no_memory_for_is_left_as_it_is(monkeypatch: pytes
     assert all(inputs.sums is None for inputs in found.values())
     model = _make_model()
     assert weights.choose_codes(model, model, found) == {}
+
+
+def test_int4_halves_the_weights_of_products_once_more(tmp_path: Path) -> None:
+    ov.save_model(_make_model(), tmp_path / "fp32.xml", compress_to_fp16=False)
+    ways = [each for each in list_quantisers("openvino") if each.variant == "weights"]
+    assert [each.precision for each in ways] == ["int8", "int4"]
+    prepared = ways[1].prepare(tmp_path / "fp32.xml", {"x": INPUTS[:40]}, tmp_path)
+    (tmp_path / "int4").mkdir()
+    written = ov.Core().read_model(prepared.write((), tmp_path / "int4"))
+    kinds = {op.get_element_type().to_string() for op in written.get_ops() if op.get_type_name() == "Constant"}
+    assert kinds & {"u4", "i4"}
+    assert _error(written) < 0.2 * np.sqrt(np.mean(_answer(_make_model()) ** 2))

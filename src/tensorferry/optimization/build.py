@@ -25,6 +25,7 @@ from tensorferry.optimization.sources.source import Route, Source, quiet_exporte
 from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.runtimes.runtime import Runner
 
+COARSE = frozenset({"int8", "int4"})  # precisions that have to be calibrated
 NOT_BUILT = "not built: the time was up"
 _LOOK_SECONDS = 0.1
 _TOO_SLOW = 1.5  # times the time of the fastest file that passed, at a glance: such an int8 file is not compared any more
@@ -120,24 +121,26 @@ class Builder:
                     self._reject(_title("openvino", "bf16", each.path), "bf16", each.route, NOT_BUILT)
                 else:
                     built += self._admit(replace(each, precision="bf16"))
-        if "int8" in precisions:
-            built += self._build_all_int8(plain, deadline)
+        if COARSE & set(precisions):
+            built += self._build_all_coarse(plain, deadline)
         return built
 
-    def _build_all_int8(self, plain: list[BuiltFile], deadline: float) -> list[BuiltFile]:
+    def _build_all_coarse(self, plain: list[BuiltFile], deadline: float) -> list[BuiltFile]:
         """Of each backend, what passes as a whole, and of the rest, the nearest first, what passes with some layers in fp32."""
         built = []
         # OpenVINO computes int8 faster: where there is no time for both, the other one is left out
         for each in sorted(plain, key=lambda each: each.backend != "openvino"):
             missed = []
             for quantiser in list_quantisers(each.backend):
-                found = self._build_int8(each, quantiser, deadline)
+                if quantiser.precision not in self.options.precisions:
+                    continue
+                found = self._build_coarse(each, quantiser, deadline)
                 if isinstance(found, BuiltFile):
                     built.append(found)
                 elif found is not None and found.model.layers:
                     missed.append(found)
             for near in sorted(missed, key=lambda near: -near.agreement):
-                fastest = min((one.seconds for one in self.tried if one.precision == "int8" and one.passed), default=math.inf)
+                fastest = min((one.seconds for one in self.tried if one.precision in COARSE and one.passed), default=math.inf)
                 if near.seconds < _WORTH_TRYING * fastest:
                     built += self._keep_layers(near, deadline)
         return built
@@ -163,20 +166,21 @@ class Builder:
                 return admitted
         return []
 
-    def _build_int8(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
-        title = _title(plain.backend, "int8", plain.path, quantiser.variant)
+    def _build_coarse(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
+        precision = quantiser.precision
+        title = _title(plain.backend, precision, plain.path, quantiser.variant)
         if time.perf_counter() > deadline:
-            self._reject(title, "int8", quantiser.title, NOT_BUILT)
+            self._reject(title, precision, quantiser.title, NOT_BUILT)
             return None
         self.tell(f"quantising: {quantiser.title}")
         prepared = self._prepare(plain.path, quantiser)
         if isinstance(prepared, Exception):
             told = str(prepared) if isinstance(prepared, MissingExtra) else f"cannot be quantised: {root_cause(prepared)}"
-            self._reject(title, "int8", quantiser.title, told)
+            self._reject(title, precision, quantiser.title, told)
             return None
         file = replace(
             plain,
-            precision="int8",
+            precision=precision,
             path=prepared.path,
             route=quantiser.title,
             variant=quantiser.variant,
@@ -234,7 +238,7 @@ class Builder:
         count = "1 layer" if len(kept) == 1 else f"{len(kept)} layers"
         return replace(
             near.plain,
-            precision="int8",
+            precision=near.quantiser.precision,
             path=path,
             route=f"{near.quantiser.title}; in fp32: {describe_kept(kept)}",
             variant=f"{near.quantiser.variant}, {count} in fp32",
@@ -246,7 +250,7 @@ class Builder:
         """What the model answers with these layers in fp32."""
         file = self._write_kept(near, kept)
         signature = self.reference.signature
-        runtime = make_candidate(file.backend, "int8", file.path, count_cores(), settings=file.settings).load(signature)
+        runtime = make_candidate(file.backend, file.precision, file.path, count_cores(), settings=file.settings).load(signature)
         runner = runtime.new_runner()
         try:
             return list(runner.run(probe, [tensor.name for tensor in signature.outputs]))
@@ -265,7 +269,7 @@ class Builder:
         def look(runner: Runner) -> str:
             looks.append(self._look(runner))
             fastest = min((each.seconds for each in self.tried if each.passed), default=math.inf)
-            if built.precision != "int8" or looks[0] < _TOO_SLOW * fastest:
+            if built.precision not in COARSE or looks[0] < _TOO_SLOW * fastest:
                 return ""
             return f"{looks[0] / fastest:.1f}x the time of the fastest at a glance; its answers were not compared"
 
@@ -285,8 +289,9 @@ class Builder:
         return time_batch(runner, signature, take_rows(sample, 1) if has_free_batch(signature) else sample, _LOOK_SECONDS)
 
     def _reject_search(self, near: NearMiss, reason: str) -> None:
-        title = _title(near.plain.backend, "int8", near.plain.path, f"{near.quantiser.variant}, some layers in fp32")
-        self._reject(title, "int8", near.quantiser.title, reason)
+        precision = near.quantiser.precision
+        title = _title(near.plain.backend, precision, near.plain.path, f"{near.quantiser.variant}, some layers in fp32")
+        self._reject(title, precision, near.quantiser.title, reason)
 
     def _reject(self, title: str, precision: str, route: str, reason: str) -> None:
         self.rejected.append(CandidateResult(title, precision, route, reason))

@@ -32,6 +32,7 @@ from tensorferry.optimization.weights import choose_codes, list_compressed_layer
 
 _PRODUCTS = ["MatMul", "Gemm"]
 _WIDE_GROUP = 128  # activations on one scale
+_INT4_GROUP = 128  # weights on one scale
 _NUM_WATCHED = 32  # samples that the inputs of layers are watched on
 
 
@@ -54,15 +55,17 @@ class Quantiser:
     variant: str  # what tells it from the backend's other ways
     prepare: Prepare
     settings: Mapping[str, str] = field(default_factory=dict)  # of the runtime that is to run it
+    precision: str = "int8"
 
 
 def list_quantisers(backend: str) -> tuple[Quantiser, ...]:
-    """The ways to int8 for a backend's files."""
+    """The ways to int8, and to int4, for a backend's files."""
     return {
         "openvino": (
             Quantiser("NNCF, weights alone", "weights", _prepare_weights),
             *_list_wider_groups(),
             Quantiser("NNCF", "NNCF", _prepare_nncf),
+            Quantiser("NNCF, weights alone", "weights", _prepare_int4, precision="int4"),
         ),
         "onnxruntime": (
             Quantiser("onnxruntime, static", "static", _prepare_static),
@@ -143,6 +146,33 @@ def _prepare_weights(path: Path, samples: Arrays, scratch: Path) -> QuantisedMod
         return folder / "model.xml"
 
     return QuantisedModel(list_compressed(whole), write)
+
+
+def _prepare_int4(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:  # noqa: ARG001
+    """For large products, whose time goes by in reading weights; embeddings and the last layer keep 8 bits, as NNCF has it."""
+    import openvino as ov
+
+    from tensorferry.serve.runtimes.openvino import open_core
+
+    nncf = _import_nncf()
+    compressed = nncf.compress_weights(
+        open_core().read_model(path),
+        mode=nncf.CompressWeightsMode.INT4_ASYM,
+        group_size=_INT4_GROUP,
+        dataset=nncf.Dataset(list(itertools.islice(_single_rows(samples), _NUM_WATCHED))),
+        subset_size=_NUM_WATCHED,
+        scale_estimation=True,
+        advanced_parameters=nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST),
+    )
+    constants = (node for node in compressed.get_ops() if node.get_type_name() == "Constant")
+    if not any(node.get_element_type().to_string() in ("u4", "i4") for node in constants):
+        raise BadModel("it has no product that is wide enough")
+
+    def write(kept: Collection[str], folder: Path) -> Path:  # noqa: ARG001
+        ov.save_model(compressed, folder / "model.xml", compress_to_fp16=False)
+        return folder / "model.xml"
+
+    return QuantisedModel((), write)
 
 
 def _import_nncf() -> Any:
