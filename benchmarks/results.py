@@ -123,7 +123,7 @@ def save_result(
     """Write the result file, whole or not at all, if `options` of `parse_options` ask for one; where it is."""
     if options.save is None:
         return None
-    path = RESULTS / f"{benchmark}.json" if options.save == _DEFAULT_FILE else options.save
+    path = result_path(options, benchmark)
     result = BenchmarkResult(
         benchmark=benchmark,
         command=options.command,
@@ -136,6 +136,11 @@ def save_result(
     )
     write_whole(path, json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def result_path(options: argparse.Namespace, benchmark: str) -> Path:
+    """Where `save_result` writes."""
+    return RESULTS / f"{benchmark}.json" if options.save == _DEFAULT_FILE else Path(options.save)
 
 
 def describe_machine() -> dict[str, Any]:

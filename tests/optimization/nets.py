@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import tensorferry as ferry
-from tensorferry.optimization.build import FP32_DIFFERENCE
+from tensorferry.optimization.check import FP32_DIFFERENCE
 
 NUM_CLASSES = 3
 NUM_ROWS = 24

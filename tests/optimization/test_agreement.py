@@ -51,19 +51,26 @@ def test_one_wrong_row_of_twenty_costs_its_share(judge: str) -> None:
 def test_who_cannot_pass_any_more_is_asked_no_more(judge: str) -> None:
     reference = ask_original(Function(lambda x: x), SIGNATURE, {"x": X}, judge)
     wrong = Function(lambda x: -x)
-    whole, part = compare_answers(reference, wrong), compare_answers(reference, wrong, max_missed=2)
-    assert (whole.num_left, part.num_left) == (0, 12)  # one batch of eight was enough
-    assert compare_answers(reference, Function(_swap_first_row), max_missed=2).num_left == 0
     gate = AnswerGate(0.9)
+    whole, part = compare_answers(reference, wrong), compare_answers(reference, wrong, gate.is_lost)
+    assert (whole.num_left, part.num_left) == (0, 12)  # one batch of eight was enough
+    assert compare_answers(reference, Function(_swap_first_row), gate.is_lost).num_left == 0
     assert part.agreement < gate.min_agreement
     assert "of the first" in gate.find_reason(part)
     assert "of the samples" in gate.find_reason(whole)
 
 
 def test_as_many_may_disagree_as_the_gate_allows_and_no_limit_is_set_where_a_drop_counts() -> None:
-    assert AnswerGate(0.9).limit_missed(20) == pytest.approx(2, abs=1e-3)
-    assert AnswerGate(0.9).limit_missed(20) > 2
-    assert AnswerGate(max_drop=0.005).limit_missed(20) == np.inf
+    assert not AnswerGate(0.9).is_lost(2, 8, 20)
+    assert AnswerGate(0.9).is_lost(3, 8, 20)
+    assert not AnswerGate(max_drop=0.005).is_lost(8, 8, 20)
+
+
+def test_who_is_clearly_worse_is_asked_no_more_though_it_could_pass_yet() -> None:
+    gate = AnswerGate(0.9)
+    assert not gate.is_lost(12, 16, 512)  # too few to be clear
+    assert gate.is_lost(24, 64, 512)
+    assert not gate.is_lost(10, 64, 512)
 
 
 def test_scaling_changes_values_but_not_classes_or_neighbours() -> None:

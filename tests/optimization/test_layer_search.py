@@ -56,7 +56,7 @@ def test_weights_alone_have_layers_too(tmp_path: Path) -> None:
     rows = {"input": np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)}
     whole = openvino.convert_model(torch.export.export(_make_fragile(), (torch.zeros(1, WIDTH),)))
     openvino.save_model(whole, tmp_path / "fp32.xml", compress_to_fp16=False)
-    (weights,) = [each for each in quantise.list_quantisers("openvino") if each.variant == "weights"]
+    weights = next(each for each in quantise.list_quantisers("openvino") if each.variant == "weights")
     prepared = weights.prepare(tmp_path / "fp32.xml", rows, tmp_path)
     assert len(prepared.layers) == 4
     for kept in ((), prepared.layers[1:3]):

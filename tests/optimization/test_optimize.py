@@ -27,8 +27,9 @@ from safetensors.torch import save_file
 
 import tensorferry as ferry
 from tensorferry.optimization.agreement import ask_original
-from tensorferry.optimization.build import FP32_DIFFERENCE, ScratchFolder, SearchOptions
+from tensorferry.optimization.build import ScratchFolder, SearchOptions
 from tensorferry.optimization.candidates import Candidate
+from tensorferry.optimization.check import FP32_DIFFERENCE
 from tensorferry.optimization.search import search
 from tensorferry.optimization.sources.torch import read_module
 from tensorferry.serve.core.config import read_config

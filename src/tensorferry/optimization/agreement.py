@@ -8,7 +8,7 @@ its 95 % interval. Where the right answers are known, a third says what is lost 
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,8 +112,10 @@ def ask_original(
     return ReferenceAnswers(signature, tuple(answered), odd, judge, num_left, targets, metric)
 
 
-def compare_answers(reference: ReferenceAnswers, runner: Runner, max_missed: float = math.inf) -> Comparison:
-    """How `runner` answers, beside the original; with more than `max_missed` samples that do not agree it is asked no more."""
+def compare_answers(
+    reference: ReferenceAnswers, runner: Runner, is_lost: Callable[[float, int, int], bool] = lambda *_: False
+) -> Comparison:
+    """How `runner` answers, beside the original; once `is_lost` says so of the missed, the asked and all, it is asked no more."""
     names = [tensor.name for tensor in reference.signature.outputs]
     wanted = _join([batch.answers for batch in reference.batches])
     agreed: list[list[Array]] = [[] for _ in names]
@@ -137,7 +139,7 @@ def compare_answers(reference: ReferenceAnswers, runner: Runner, max_missed: flo
         num_asked += _num_rows(batch.inputs)
         if reference.targets is not None:
             classes.append(answers[0].argmax(class_axis(wanted[0])))
-        if max(map(_count_missed, agreed)) > max_missed:
+        if is_lost(max(map(_count_missed, agreed)), num_asked, reference.num_samples):
             break
     worst = min((np.concatenate(each) for each in agreed), key=np.mean)
     num_left = reference.num_samples - num_asked

@@ -13,20 +13,23 @@ from pathlib import Path
 from tensorferry.errors import MissingExtra
 from tensorferry.extras import install_command
 from tensorferry.machine import count_cores
-from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, compare_answers
-from tensorferry.optimization.candidates import Candidate, CandidateResult, TriedFile, has_bf16, make_candidate
+from tensorferry.optimization.agreement import Comparison, ReferenceAnswers
+from tensorferry.optimization.candidates import CandidateResult, TriedFile, has_bf16, make_candidate
+from tensorferry.optimization.check import check_candidate
 from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.layer_search import describe_kept, find_fewest, rank_layers, take_probe
 from tensorferry.optimization.measure import has_free_batch, take_rows, time_batch
-from tensorferry.optimization.quantise import QuantisedModel, Quantiser, list_quantisers
+from tensorferry.optimization.quantise import Prepare, QuantisedModel, Quantiser, list_quantisers
 from tensorferry.optimization.samples import Arrays
 from tensorferry.optimization.sources.source import Route, Source, quiet_exporters, root_cause
 from tensorferry.serve.core.tensors import Array
 from tensorferry.serve.runtimes.runtime import Runner
 
-FP32_DIFFERENCE = 1e-4  # the largest relative difference that other orders of summation explain
+COARSE = frozenset({"int8", "int4"})  # precisions that have to be calibrated
 NOT_BUILT = "not built: the time was up"
 _LOOK_SECONDS = 0.1
+_TOO_SLOW = 1.5  # times the time of the fastest file that passed, at a glance: such an int8 file is not compared any more
+_WORTH_TRYING = 0.9  # of the time of the fastest int8 file that passed: what is hardly faster is slower with layers in fp32
 _RANK_SHARE = 0.6  # of the time to look for sensitive layers: ranking them; the rest is for trying how many must stay
 
 Tell = Callable[[str], None]  # told what is being done
@@ -81,6 +84,15 @@ class NearMiss:
     quantiser: Quantiser
     model: QuantisedModel
     agreement: float
+    seconds: float  # of one row, at a glance; with layers in fp32 it takes longer
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A calibrated model, and its file with all layers in int8."""
+
+    model: QuantisedModel
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ class Builder:
     tell: Tell
     rejected: list[CandidateResult] = field(default_factory=list)
     tried: list[TriedFile] = field(default_factory=list)  # every file that gave answers, in order
+    prepared: dict[tuple[Path, Prepare], PreparedModel | Exception] = field(default_factory=dict)  # some differ in settings only
 
     def build_all(self, source: Source, deadline: float) -> list[BuiltFile]:
         """The files that passed, fp32 first. After `deadline` none is begun, if one is there."""
@@ -108,24 +121,28 @@ class Builder:
                     self._reject(_title("openvino", "bf16", each.path), "bf16", each.route, NOT_BUILT)
                 else:
                     built += self._admit(replace(each, precision="bf16"))
-        if "int8" in precisions:
-            built += self._build_all_int8(plain, deadline)
+        if COARSE & set(precisions):
+            built += self._build_all_coarse(plain, deadline)
         return built
 
-    def _build_all_int8(self, plain: list[BuiltFile], deadline: float) -> list[BuiltFile]:
+    def _build_all_coarse(self, plain: list[BuiltFile], deadline: float) -> list[BuiltFile]:
         """Of each backend, what passes as a whole, and of the rest, the nearest first, what passes with some layers in fp32."""
         built = []
         # OpenVINO computes int8 faster: where there is no time for both, the other one is left out
         for each in sorted(plain, key=lambda each: each.backend != "openvino"):
             missed = []
             for quantiser in list_quantisers(each.backend):
-                found = self._build_int8(each, quantiser, deadline)
+                if quantiser.precision not in self.options.precisions:
+                    continue
+                found = self._build_coarse(each, quantiser, deadline)
                 if isinstance(found, BuiltFile):
                     built.append(found)
                 elif found is not None and found.model.layers:
                     missed.append(found)
             for near in sorted(missed, key=lambda near: -near.agreement):
-                built += self._keep_layers(near, deadline)
+                fastest = min((one.seconds for one in self.tried if one.precision in COARSE and one.passed), default=math.inf)
+                if near.seconds < _WORTH_TRYING * fastest:
+                    built += self._keep_layers(near, deadline)
         return built
 
     def _build_plain(self, routes: list[Route], deadline: float) -> list[BuiltFile]:
@@ -149,27 +166,22 @@ class Builder:
                 return admitted
         return []
 
-    def _build_int8(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
-        assert self.options.calibration is not None
-        title = _title(plain.backend, "int8", plain.path, quantiser.variant)
+    def _build_coarse(self, plain: BuiltFile, quantiser: Quantiser, deadline: float) -> BuiltFile | NearMiss | None:
+        precision = quantiser.precision
+        title = _title(plain.backend, precision, plain.path, quantiser.variant)
         if time.perf_counter() > deadline:
-            self._reject(title, "int8", quantiser.title, NOT_BUILT)
+            self._reject(title, precision, quantiser.title, NOT_BUILT)
             return None
         self.tell(f"quantising: {quantiser.title}")
-        try:
-            with quiet_exporters():
-                model = quantiser.prepare(plain.path, self.options.calibration, self.folder.new())
-                path = model.write((), self.folder.new())
-        except MissingExtra as error:
-            self._reject(title, "int8", quantiser.title, str(error))
-            return None
-        except Exception as error:  # whatever a quantiser raises at a graph that it does not know
-            self._reject(title, "int8", quantiser.title, f"cannot be quantised: {root_cause(error)}")
+        prepared = self._prepare(plain.path, quantiser)
+        if isinstance(prepared, Exception):
+            told = str(prepared) if isinstance(prepared, MissingExtra) else f"cannot be quantised: {root_cause(prepared)}"
+            self._reject(title, precision, quantiser.title, told)
             return None
         file = replace(
             plain,
-            precision="int8",
-            path=path,
+            precision=precision,
+            path=prepared.path,
             route=quantiser.title,
             variant=quantiser.variant,
             settings=quantiser.settings,
@@ -179,7 +191,20 @@ class Builder:
         comparison = self.rejected[-1].comparison
         if comparison is None or comparison.fault:
             return None
-        return NearMiss(plain, quantiser, model, comparison.agreement)
+        return NearMiss(plain, quantiser, prepared.model, comparison.agreement, self.tried[-1].seconds)
+
+    def _prepare(self, path: Path, quantiser: Quantiser) -> PreparedModel | Exception:
+        """The calibrated model, prepared once for all that differ in settings of their runtime only; or why it cannot be."""
+        assert self.options.calibration is not None
+        key = (path, quantiser.prepare)
+        if key not in self.prepared:
+            try:
+                with quiet_exporters():
+                    model = quantiser.prepare(path, self.options.calibration, self.folder.new())
+                    self.prepared[key] = PreparedModel(model, model.write((), self.folder.new()))
+            except Exception as error:  # whatever a quantiser raises at a graph that it does not know
+                self.prepared[key] = error
+        return self.prepared[key]
 
     def _keep_layers(self, near: NearMiss, deadline: float) -> Iterator[BuiltFile]:
         """The file with as few layers in fp32 as the gate needs, where there are such few."""
@@ -213,7 +238,7 @@ class Builder:
         count = "1 layer" if len(kept) == 1 else f"{len(kept)} layers"
         return replace(
             near.plain,
-            precision="int8",
+            precision=near.quantiser.precision,
             path=path,
             route=f"{near.quantiser.title}; in fp32: {describe_kept(kept)}",
             variant=f"{near.quantiser.variant}, {count} in fp32",
@@ -225,7 +250,7 @@ class Builder:
         """What the model answers with these layers in fp32."""
         file = self._write_kept(near, kept)
         signature = self.reference.signature
-        runtime = make_candidate(file.backend, "int8", file.path, count_cores(), settings=file.settings).load(signature)
+        runtime = make_candidate(file.backend, file.precision, file.path, count_cores(), settings=file.settings).load(signature)
         runner = runtime.new_runner()
         try:
             return list(runner.run(probe, [tensor.name for tensor in signature.outputs]))
@@ -240,10 +265,16 @@ class Builder:
             built.backend, built.precision, built.path, count_cores(), built.variant, settings=built.settings
         )
         looks: list[float] = []
-        comparison, reason = check_candidate(
-            candidate, self.reference, self.options.gate, lambda each: looks.append(self._look(each))
-        )
-        if comparison is not None and looks:
+
+        def look(runner: Runner) -> str:
+            looks.append(self._look(runner))
+            fastest = min((each.seconds for each in self.tried if each.passed), default=math.inf)
+            if built.precision not in COARSE or looks[0] < _TOO_SLOW * fastest:
+                return ""
+            return f"{looks[0] / fastest:.1f}x the time of the fastest at a glance; its answers were not compared"
+
+        comparison, reason = check_candidate(candidate, self.reference, self.options.gate, look)
+        if comparison is not None and not comparison.fault and looks:
             self.tried.append(TriedFile(candidate.title, built.precision, looks[0], comparison, not reason, len(built.kept)))
         if reason:
             rejected = CandidateResult(candidate.title, built.precision, built.route, reason, comparison, nbytes=candidate.nbytes)
@@ -258,36 +289,12 @@ class Builder:
         return time_batch(runner, signature, take_rows(sample, 1) if has_free_batch(signature) else sample, _LOOK_SECONDS)
 
     def _reject_search(self, near: NearMiss, reason: str) -> None:
-        title = _title(near.plain.backend, "int8", near.plain.path, f"{near.quantiser.variant}, some layers in fp32")
-        self._reject(title, "int8", near.quantiser.title, reason)
+        precision = near.quantiser.precision
+        title = _title(near.plain.backend, precision, near.plain.path, f"{near.quantiser.variant}, some layers in fp32")
+        self._reject(title, precision, near.quantiser.title, reason)
 
     def _reject(self, title: str, precision: str, route: str, reason: str) -> None:
         self.rejected.append(CandidateResult(title, precision, route, reason))
-
-
-def check_candidate(
-    candidate: Candidate, reference: ReferenceAnswers, gate: AnswerGate, look: Callable[[Runner], None] = lambda _: None
-) -> tuple[Comparison | None, str]:
-    """How a freshly loaded candidate answers, and why it is rejected (no reason: it passes); one that answers is looked at."""
-    try:
-        runtime = candidate.load(reference.signature)
-    except Exception as error:  # a file that was written without an error may still be no model
-        return None, f"cannot be loaded: {root_cause(error)}"
-    runner = runtime.new_runner()
-    try:
-        comparison = compare_answers(reference, runner, gate.limit_missed(reference.num_samples))
-        if not comparison.fault:
-            look(runner)
-    finally:
-        runner.close()
-        runtime.close()
-    reason = gate.find_reason(comparison)
-    if reason:
-        return comparison, reason
-    if candidate.precision == "fp32" and comparison.difference > FP32_DIFFERENCE:
-        difference = f"{comparison.difference:.2g}"
-        return comparison, f"differs by {difference} of the largest value; fp32 may differ by {FP32_DIFFERENCE:g}"
-    return comparison, ""
 
 
 def _title(backend: str, precision: str, path: Path, variant: str = "") -> str:

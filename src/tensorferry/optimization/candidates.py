@@ -24,7 +24,8 @@ _TITLES = {
     "keras": "Keras",
 }
 _THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
-_OPENVINO_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}  # what is not quantised in an int8 model computes in fp32
+# what is not quantised computes in fp32
+_OPENVINO_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32", "int4": "f32"}
 _ACCELERATORS = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "tensorrt"}
 
 

@@ -102,9 +102,9 @@ def _check_name(name: str) -> str:
 
 
 def _join_precision(precision: str, int8: bool) -> str:
-    if int8 and precision not in ("auto", "int8"):
+    if int8 and precision not in ("auto", "int8", "int4"):
         raise BadOption(f"--int8 tries int8 beside the others, --precision {precision} tries nothing else; give one of them")
-    return "int8" if int8 else precision
+    return "int8" if int8 and precision == "auto" else precision
 
 
 def _read_labels(path: Path | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 from tensorferry.errors import BadModel, BadOption
 from tensorferry.messages import did_you_mean
 from tensorferry.optimization.agreement import ReferenceAnswers, ask_original, class_axis
-from tensorferry.optimization.build import ScratchFolder, SearchOptions, Tell
+from tensorferry.optimization.build import COARSE, ScratchFolder, SearchOptions, Tell
 from tensorferry.optimization.candidates import SearchResult, has_bf16
 from tensorferry.optimization.gate import MIN_AGREEMENT, AnswerGate
 from tensorferry.optimization.metric import MAX_DROP, refuse_targets
@@ -22,7 +22,7 @@ from tensorferry.optimization.sources.source import Source
 from tensorferry.serve.core.faults import InvalidRequest
 from tensorferry.serve.core.tensors import Array
 
-PRECISIONS = ("auto", "fp32", "bf16", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "int8", "int4")
 
 
 class Engine:
@@ -108,7 +108,8 @@ def optimize(
 
     `example` is a batch of real inputs (an array, a tuple, arrays by name, or a file of them; rows first): answers are compared
     on it, so the more rows the better. `precision` "auto" tries fp32, and bf16 where the CPU has it; "int8" also quantises
-    ("fp32,int8" does without bf16), calibrated on `calibrate` or half of the rows. A candidate passes if it agrees with the
+    ("fp32,int8" does without bf16), "int4" the weights of large products still further; both are calibrated on `calibrate` or
+    half of the rows. A candidate passes if it agrees with the
     original on `min_agreement` (0.99) of the rows or more, as `judge` counts: "top1" the same class, "nearest" the same nearest
     neighbour (embeddings), "close" within 1 %. With `targets`, the right classes, it passes if it loses at most `max_drop` of
     accuracy (0.005) or Dice (0.002) instead.
@@ -119,7 +120,7 @@ def optimize(
         raise BadOption(f"expected seconds above zero, received {seconds!r}")
     if isinstance(labels, str):
         raise BadOption(f"expected labels one by one, received the text {labels!r}; write for example ('cat', 'dog')")
-    if calibrate is not None and "int8" not in precisions:
+    if calibrate is not None and not COARSE & set(precisions):
         raise BadOption("samples to calibrate on are for int8, which is not asked for; add --int8 (precision='int8' in Python)")
     began = time.perf_counter()
     folder = ScratchFolder()
@@ -132,7 +133,7 @@ def optimize(
         rows, calibration = choose_rows(num_rows), None
         notes: tuple[str, ...] = ()
         right = loaded.targets if targets is None else read_targets(_as_path(targets), num_rows)
-        if "int8" in precisions:
+        if COARSE & set(precisions):
             split = split_samples(loaded.samples, loaded.read_calibration(_as_path(calibrate)))
             rows, calibration, notes = split.compared, split.calibration, (split.note,)
         tell(f"asking the original: {source.title} in {source.framework}")
@@ -191,7 +192,8 @@ def _read_precision(precision: str) -> tuple[str, ...]:
     if len(words) > 1:
         if "auto" in words:
             raise BadOption(f"auto chooses precisions by itself, so it stands alone; received {precision!r}")
-        return tuple(each for each in ("fp32", "bf16", "int8") if each in words)
+        return tuple(each for each in PRECISIONS if each in words)
     if precision == "bf16" and not has_bf16():
         raise BadOption("this CPU does not compute in bf16 by itself, so it would be slower than fp32; take precision auto")
-    return {"auto": ("fp32", "bf16"), "int8": ("fp32", "bf16", "int8")}.get(precision, (precision,))
+    finer = {"auto": ("fp32", "bf16"), "int8": ("fp32", "bf16", "int8"), "int4": ("fp32", "bf16", "int8", "int4")}
+    return finer.get(precision, (precision,))

@@ -5,15 +5,16 @@ Figures come with 95 % intervals: the figure itself decides, and where its inter
 point of agreement or accuracy, 0.4 of Dice), that is said.
 """
 
-import math
 from dataclasses import dataclass
 
 from tensorferry.optimization.agreement import Comparison
-from tensorferry.optimization.intervals import Interval, count_needed
+from tensorferry.optimization.intervals import Interval, count_needed, wilson_interval
 from tensorferry.optimization.metric import TOLD_APART
 
 MIN_AGREEMENT = 0.99  # where nothing else is said
 _ROUNDING = 1e-6  # of a share of samples
+_MIN_ASKED = 32  # samples, before it can be clear how it will end
+_Z_CLEAR = 3.29  # 99.9 %: it is looked at again and again
 _POINT = 0.01  # of agreement: what samples should be able to tell
 
 
@@ -38,9 +39,15 @@ class AnswerGate:
         which = f"first {comparison.num_answers:,} answers" if comparison.num_left else "samples"
         return f"agrees on {percent(comparison.agreement)} of the {which}; {percent(self.min_agreement)} are asked for"
 
-    def limit_missed(self, num_samples: int) -> float:
-        """How many samples may disagree before it is certain that such answers are not let in."""
-        return math.inf if self.max_drop is not None else (1 - self.min_agreement) * num_samples + _ROUNDING
+    def is_lost(self, num_missed: float, num_asked: int, num_samples: int) -> bool:
+        """Whether more samples need not be asked: too many disagree already, or so many that it is clear how it will end."""
+        if self.max_drop is not None:
+            return False
+        if num_missed > (1 - self.min_agreement) * num_samples + _ROUNDING:
+            return True
+        if num_asked < _MIN_ASKED:
+            return False
+        return wilson_interval(1 - num_missed / num_asked, num_asked, _Z_CLEAR).high < self.min_agreement
 
     def find_doubt(self, comparison: Comparison) -> str:
         """Why the samples are too few to be sure of such answers; empty: they are enough."""

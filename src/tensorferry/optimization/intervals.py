@@ -23,17 +23,17 @@ class Interval:
     high: float
 
 
-def wilson_interval(share: float, num_answers: int) -> Interval:
-    """Of a share of independent answers.
+def wilson_interval(share: float, num_answers: int, z: float = _Z) -> Interval:
+    """Of a share of independent answers; `z` is how sure, as the normal distribution counts.
 
     >>> round(wilson_interval(1.0, 100).low, 3)
     0.963
     """
     if num_answers < 1:
         return Interval(0.0, 1.0)
-    weight = _Z * _Z / num_answers
+    weight = z * z / num_answers
     middle = (share + weight / 2) / (1 + weight)
-    half = _Z * math.sqrt(share * (1 - share) / num_answers + weight / (4 * num_answers)) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / num_answers + weight / (4 * num_answers)) / (1 + weight)
     # rounding must not leave the share itself outside
     return Interval(max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 

@@ -1,8 +1,8 @@
 """An OpenVINO model with some layers back in fp32: their quantisers are passed by.
 
 NNCF puts a FakeQuantize before each input of a layer, its weights among them. A layer whose inputs skip theirs computes in fp32
-again, with the weights that it had; its neighbours keep their own quantisers. Where weights alone are int8 there is none: NNCF is
-told which layers to leave out.
+again, with the weights that it had; its neighbours keep their own quantisers. Where weights alone are int8 a layer is given those
+of the model that they were made from.
 """
 
 from collections.abc import Collection
@@ -49,6 +49,28 @@ def write_kept(model: Any, kept: Collection[str], folder: Path) -> Path:
     compress_quantize_weights_transformation(copy)
     ov.save_model(copy, folder / "model.xml", compress_to_fp16=False)
     return folder / "model.xml"
+
+
+def restore_weights(compressed: Any, original: Any, kept: Collection[str]) -> None:
+    """Give these layers, in place, the weights that they have in the original."""
+    from openvino import opset13
+
+    names = set(kept)
+    originals = {op.get_friendly_name(): op for op in original.get_ordered_ops() if op.get_friendly_name() in names}
+    for op in compressed.get_ordered_ops():
+        if op.get_friendly_name() not in names:
+            continue
+        for at, place in enumerate(op.inputs()):
+            if _has_int8_weights(place):
+                weights = _skip_shapers(originals[op.get_friendly_name()].input(at)).get_source_output().get_node()
+                _skip_shapers(place).replace_source_output(opset13.constant(weights.data).output(0))
+
+
+def _skip_shapers(place: Any) -> Any:
+    """The input in front of what only passes numbers on."""
+    while place.get_source_output().get_node().get_type_name() in _SHAPERS:
+        place = place.get_source_output().get_node().input(0)
+    return place
 
 
 def _has_int8_weights(place: Any) -> bool:

@@ -19,8 +19,8 @@ from tensorferry.errors import BadModel
 from tensorferry.files import list_checksums
 from tensorferry.machine import count_cores, find_processor
 from tensorferry.optimization.agreement import Comparison, ReferenceAnswers, relative_difference
-from tensorferry.optimization.build import check_candidate
 from tensorferry.optimization.candidates import Candidate, SearchResult
+from tensorferry.optimization.check import check_candidate
 from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.repository import (
     LABELS_NAME,

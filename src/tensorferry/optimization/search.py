@@ -14,7 +14,7 @@ from dataclasses import replace
 from tensorferry.errors import BadModel
 from tensorferry.machine import count_cores
 from tensorferry.optimization.agreement import Comparison, ReferenceAnswers
-from tensorferry.optimization.build import NOT_BUILT, Builder, BuiltFile, ScratchFolder, SearchOptions, Tell, check_candidate
+from tensorferry.optimization.build import NOT_BUILT, Builder, BuiltFile, ScratchFolder, SearchOptions, Tell
 from tensorferry.optimization.candidates import (
     Candidate,
     CandidateResult,
@@ -23,6 +23,7 @@ from tensorferry.optimization.candidates import (
     make_candidate,
     thread_counts,
 )
+from tensorferry.optimization.check import check_candidate
 from tensorferry.optimization.gate import AnswerGate
 from tensorferry.optimization.measure import NUM_RUNS_A_TURN, Speed, has_free_batch, measure, take_rows, time_in_turns
 from tensorferry.optimization.sources.source import Source, quiet_exporters, root_cause
