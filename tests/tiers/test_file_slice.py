@@ -54,7 +54,8 @@ def _cached_pages(path: Path, nbytes: int) -> int:
     """Pages at the beginning of a file that are in the page cache."""
     import ctypes
 
-    with path.open("rb") as file, mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ | mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE) as m:
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    with path.open("rb") as file, mmap.mmap(file.fileno(), nbytes, prot=both, flags=mmap.MAP_PRIVATE) as m:
         address = ctypes.addressof(ctypes.c_char.from_buffer(m))
         is_there = ctypes.create_string_buffer(nbytes // mmap.PAGESIZE)
         assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), is_there) == 0
