@@ -12,7 +12,8 @@ import numpy as np
 
 from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
 from tensorferry.engines.torch.planned import PlannedStep
-from tensorferry.engines.torch.record import Recorder, RecordingStep
+from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.recording import RecordingStep
 from tensorferry.engines.torch.schedule import StepSchedule
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.machine import Machine

@@ -131,6 +131,11 @@ class OptimizerStates:
         """Those that are known."""
         return list(self._optimizers)
 
+    @property
+    def known(self) -> list[StateStorage]:
+        """What `find` found last, wherever it is by now."""
+        return list(self._known.values())
+
     def find(self) -> list[StateStorage]:
         """Every storage that may wait elsewhere; all of them are at rest."""
         self.make_all_resident()
