@@ -96,6 +96,9 @@ class CopyDevice(Protocol[Block]):
     def release(self, slot: Any) -> None:
         """Forget a slot's bytes."""
 
+    def trim(self) -> None:
+        """Give back what is free but still on the books."""
+
 
 class CopyLane:
     """A thread that runs copies one after another, so that they wait for each other and not for compute."""

@@ -25,8 +25,8 @@ _SETTLING_STEPS = 3
 _FEEDBACK = Feedback(replan_after=range(1, _SETTLING_STEPS + 1), max_plans=12, late_share=0.05, max_records=4)
 _MAX_FITS = 5  # plans made until one fits the segments that a device's allocator takes
 _LOOSE_COST_SHARE = 0.1  # of the step: more waiting than this costs more than fresh pages do
-# by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
-_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 10, 16 * 2**20
+# of what a heap keeps that keeps what is freed, so much may stay before a step trims it, or waits
+_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
 
 
 class OpHistory(StepHistory):

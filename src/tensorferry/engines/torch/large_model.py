@@ -589,6 +589,9 @@ class LargeTraining:
             self._device.trim()
             held_nbytes = self._device.resident_nbytes()
         is_above = held_nbytes + demand_nbytes > limit_nbytes
+        if isinstance(self._step, Evaluation):
+            self._limits.refuse_op_of_evaluation(func.name(), held_nbytes, demand_nbytes, limit_nbytes, self._model)
+            return
         held = self._step.recorder.held_by_kind() if is_above and isinstance(self._step, RecordingStep) else {}
         self._limits.refuse_op(func.name(), held_nbytes, demand_nbytes, limit_nbytes, held)
 

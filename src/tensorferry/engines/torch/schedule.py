@@ -90,13 +90,6 @@ class StepSchedule:
         return [None if i in busy or runs_in_parts(func) else func for i, func in enumerate(self.funcs)]
 
     @cached_property
-    def return_nbytes(self) -> list[int]:
-        """By ordinal: what is allocated to have a saved storage back, by a copy or by running its ops again."""
-        demand = self.demand_nbytes
-        again = [sum(demand[i] for i in decision.replay) if decision is not None else 0 for decision in self.decisions]
-        return [max(nbytes, self.trace.storages[s].nbytes) for nbytes, s in zip(again, self.saved_storages, strict=True)]
-
-    @cached_property
     def last_wanted(self) -> int:
         """After this op nothing that was saved is needed any more."""
         return max((self.trace.storages[s].wanted_at or 0 for s in self.saved_storages), default=-1)

@@ -177,9 +177,10 @@ class OptimizerStates:
         self.moved.pop(state.address, None)
 
     def away_nbytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """What `make_touched_resident` would bring back."""
+        """What `make_touched_resident` would bring back and has not begun to."""
         addresses = {tensor.untyped_storage()._cdata for tensor in plain_tensors((*args, *kwargs.values()))}
-        return sum(self.moved[a].nbytes for a in addresses if a in self.moved and not self.moved[a].resident)
+        moved = (self.moved[address] for address in addresses if address in self.moved)
+        return sum(state.nbytes for state in moved if state.residency is Residency.SWAPPED_OUT)
 
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""
