@@ -78,11 +78,12 @@ class OpHistory(StepHistory):
         step = self._recorded[1]
         recorder = step.recorder
         floor = find_floor(self._trace)
+        behind = machine.tiers[1].name if len(machine.tiers) > 1 else ""
         trace, limit_nbytes, lacking_nbytes = self._trace, min(limit_nbytes, self._usable_nbytes), 0
         for _ in range(_MAX_FITS):
             limit_nbytes = careful_limit(limit_nbytes, lacking_nbytes, floor.nbytes)
             careful_nbytes = careful_limit(limit_nbytes, self.tightened_nbytes, floor.nbytes)
-            plan = make_plan(trace, careful_nbytes, machine, recompute=recompute)
+            plan = make_plan(trace, careful_nbytes, machine, recompute=recompute, behind=behind)
             lacking_nbytes = step.store.device.lacking_nbytes(trace, plan)
             if not lacking_nbytes or careful_nbytes == floor.nbytes:
                 break

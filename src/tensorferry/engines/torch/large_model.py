@@ -59,7 +59,7 @@ from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import name_both_floors
 from tensorferry.plan.weights import WindowedStep, find_windowed
 from tensorferry.report import Report
-from tensorferry.tiers import FileSlice
+from tensorferry.tiers import BackedPinnedTier, FileSlice
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes, parse_bytes
 
@@ -566,7 +566,8 @@ class LargeTraining:
         if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
-        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        tiers = self._tier.speeds() if isinstance(self._tier, BackedPinnedTier) else (self._tier.speed(),)
+        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=tiers)
         may_reuse = self._device.may_reuse and self._window is None
         history.make_plan(self._limits.limit_nbytes, machine, recompute=self._recompute, may_reuse=may_reuse)
         self._num_plans += 1

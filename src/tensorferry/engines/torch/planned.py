@@ -61,6 +61,8 @@ class PlannedStep:
             state.storage = storage
         for state in self.schedule.swapped_states:
             self.states.swap_out(state)
+            if state.storage in self.schedule.states_going_on and state.copy_out is not None:
+                state.copy_out.go_on()
             self.log.nbytes[Action.SWAP] += state.nbytes
 
     def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
@@ -91,7 +93,9 @@ class PlannedStep:
             else:
                 action = Action.SWAP
         if action is Action.SWAP:
-            self.store.swapper.swap_out(saved)
+            copy = self.store.swapper.swap_out(saved)
+            if schedule.goes_on(ordinal):
+                copy.go_on()
         self.log.nbytes[action] += saved.nbytes
 
     # an op runs
@@ -158,6 +162,8 @@ class PlannedStep:
         """Swap in what is due and make room for an op; whether it needs what it frees to be returned at once."""
         schedule = self.schedule
         demand_nbytes = schedule.demand_nbytes[position]
+        for item in schedule.reads.get(position, ()):
+            self._read_ahead(self._saved[item]() if isinstance(item, int) else item)
         for item in schedule.swap_ins.get(position, ()):
             self._due.append(self._saved[item] if isinstance(item, int) else weakref.ref(item))
         held_nbytes = self._held_nbytes(demand_nbytes)
@@ -176,6 +182,10 @@ class PlannedStep:
             self._make_room(demand_nbytes)
         self._room_nbytes = min(self.limit_nbytes - held_nbytes - demand_nbytes, _MAX_UNSEEN_NBYTES)
         return held_nbytes + schedule.most_nbytes[position] > schedule.plan.peak_nbytes
+
+    def _read_ahead(self, movable: SavedStorage | StateStorage | None) -> None:
+        if movable is not None and movable.slot is not None:
+            self.store.device.read_ahead(movable.slot)
 
     def _swap_in(self, movable: SavedStorage | StateStorage) -> None:
         if isinstance(movable, SavedStorage):
