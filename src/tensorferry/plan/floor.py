@@ -116,3 +116,18 @@ def stopped(
     if named_nbytes is not None and named_nbytes > max(needed_nbytes, budget_nbytes):
         return BudgetTooSmall(f"{message}{format_bytes(named_nbytes)} ({named_nbytes} bytes) will do.", named_nbytes)
     return BudgetTooSmall(f"{message}what the rest of the step needs is not known. Raise the budget, or shrink the batch.", None)
+
+
+def evaluation_stopped(
+    op: str, budget_nbytes: int, held: Mapping[Kind, int], held_nbytes: int, demand_nbytes: int
+) -> BudgetTooSmall:
+    """The error for a forward pass outside of training that was stopped before an op that would have gone above the budget.
+
+    held: what is known of `held_nbytes`.
+    """
+    return BudgetTooSmall(
+        f"a forward pass without gradients was stopped at {op!r}: {format_bytes(held_nbytes)} are held and cannot be swapped "
+        f"({describe_holders(holders_by_kind(held, held_nbytes))}), the op takes {format_bytes(demand_nbytes)} more, the budget "
+        f"is {format_bytes(budget_nbytes)}. Evaluate in smaller batches, or raise the budget.",
+        None,
+    )

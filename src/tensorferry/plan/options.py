@@ -14,6 +14,7 @@ from math import inf, log2
 from tensorferry.machine import Link
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.plan.schedule import Tables
+from tensorferry.plan.two_tiers import SecondTier
 from tensorferry.trace import Trace
 
 COST_STEPS_PER_OCTAVE = 4
@@ -37,7 +38,8 @@ class Options:
     tables: Tables
     recomputations: dict[int, Recomputation]
     link: Link
-    swap_capacity_nbytes: float = inf  # zero: no swapping
+    swap_capacity_nbytes: float = inf  # of all tiers together; zero: no swapping
+    second: SecondTier | None = None  # behind the tier that the link leads to
 
     @cached_property
     def plain_seconds(self) -> float:
@@ -78,9 +80,10 @@ class Options:
         }
         return kept | redone
 
-    def decision(self, s: int, action: Action, swap_in_at: int | None = None) -> Decision:
+    def decision(self, s: int, action: Action, swap_in_at: int | None = None, read_at: int | None = None) -> Decision:
         """The decision to do this to storage `s`."""
-        return self._fixed.get((s, action)) or Decision(s, action, self.tables.gaps[s].nbytes, swap_in_at)
+        fixed = self._fixed.get((s, action))
+        return fixed or Decision(s, action, self.tables.gaps[s].nbytes, swap_in_at, read_at=read_at)
 
     def recompute_extra_nbytes(self, op: int, storages: list[int]) -> int:
         """How far recomputing these storages before `op` exceeds what the op itself is going to add."""

@@ -31,6 +31,7 @@ class Decision:
     swap_in_at: int | None = None  # swap: the copy in may start when this op starts
     replay: tuple[int, ...] = ()  # recompute: the ops to run again, in order
     sources: tuple[int, ...] = ()  # recompute: the storages that the replay reads and does not make itself
+    read_at: int | None = None  # swap: its bytes go on to the tier behind, and may start back from there when this op starts
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,21 @@ class Plan:
     plain_seconds: float
     machine: str
     tier: str
+    behind: str = ""  # the tier behind that one, if there is one
 
     def nbytes(self, action: Action) -> int:
         """Bytes of all storages with this action."""
         return sum(decision.nbytes for decision in self.decisions if decision.action is action)
+
+    @property
+    def behind_nbytes(self) -> int:
+        """Bytes of all storages that go on to the tier behind."""
+        return sum(decision.nbytes for decision in self.decisions if decision.read_at is not None)
+
+    @property
+    def tiers(self) -> str:
+        """Where swapped bytes wait, as text."""
+        return f"{self.tier} and then {self.behind}" if self.behind else self.tier
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""
@@ -89,7 +101,7 @@ class Plan:
     def __str__(self) -> str:
         count = Counter(decision.action for decision in self.decisions)
         lines = [
-            f"plan for {format_bytes(self.budget_nbytes)} on {self.machine}, tier {self.tier}",
+            f"plan for {format_bytes(self.budget_nbytes)} on {self.machine}, tier {self.tiers}",
             f"  peak {format_bytes(self.peak_nbytes)} (plain {format_bytes(self.plain_peak_nbytes)}), "
             f"step {format_seconds(self.step_seconds)} (plain {format_seconds(self.plain_seconds)}), "
             f"stall {format_seconds(self.stall_seconds)}",

@@ -21,6 +21,7 @@ the same simulator; optimizer state stays, as it did there.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from tensorferry.errors import FerryError, TierFull
@@ -32,7 +33,9 @@ from tensorferry.plan.plan import Action, Decision, Plan
 from tensorferry.plan.prefetch import find_late_swap_in
 from tensorferry.plan.schedule import make_tables
 from tensorferry.plan.search import find_best
-from tensorferry.plan.simulate import StepCost, run_step
+from tensorferry.plan.simulate import run_step
+from tensorferry.plan.step_run import StepCost
+from tensorferry.plan.two_tiers import find_second
 from tensorferry.trace import Kind, Trace
 from tensorferry.units import format_bytes, parse_bytes
 
@@ -45,12 +48,14 @@ def make_plan(
     machine: Machine,
     *,
     tier: str | None = None,
+    behind: str = "",
     recompute: bool = True,
     swap: bool = True,
 ) -> Plan:
     """A plan under which the step fits in `budget` bytes, and what it is predicted to cost on `machine`.
 
-    Swapped bytes wait in `tier`; None takes the machine's first, its best. Raises `BudgetTooSmall` below what any plan can
+    Swapped bytes wait in `tier`; None takes the machine's first, its best. Where that has too little room, what is wanted last
+    goes on to the tier `behind` it, if one is named. Raises `BudgetTooSmall` below what any plan can
     reach and `TierFull` where the tier has too little room.
 
     >>> from tensorferry.trace import make_chain_trace
@@ -66,17 +71,20 @@ def make_plan(
     if tier is None:
         tier = machine.tiers[0].name if machine.tiers else ""
     swap = swap and tier != ""
+    second = find_second(machine, tier, behind) if swap and behind else None
     capacity = machine.tier(tier).capacity_nbytes if swap else 0
     options = Options(
         tables=tables,
         recomputations=find_recomputations(tables) if recompute else {},
         link=link_to(machine, tier) if swap else Link(),
-        swap_capacity_nbytes=inf if capacity is None else capacity,
+        swap_capacity_nbytes=(inf if capacity is None else capacity) + (0 if second is None else second.capacity_nbytes),
+        second=second,
     )
     best = find_best(options, budget_nbytes, floor.nbytes) if budget_nbytes >= floor.nbytes else None
     if best is None:
         raise _no_plan(options, budget_nbytes, floor, tier)
-    return _plan(trace, best.decisions, best.cost, budget_nbytes, floor, machine.name, tier)
+    plan = _plan(trace, best.decisions, best.cost, budget_nbytes, floor, machine.name, tier)
+    return plan if second is None else replace(plan, behind=behind)
 
 
 def make_swap_all_plan(

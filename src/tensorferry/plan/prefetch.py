@@ -19,6 +19,7 @@ from tensorferry.machine import Link
 from tensorferry.plan.options import Options
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.plan.schedule import Gap, Tables, find_due, gap_profile
+from tensorferry.plan.two_tiers import choose_behind, place_reads
 
 
 def make_decisions(
@@ -47,12 +48,18 @@ def make_decisions(
         used[op] += options.recompute_extra_nbytes(op, storages)
     if used.max(initial=0) > budget_nbytes:
         return None
+    starts = [0.0, *accumulate(seconds)]
     if late:
         swap_in_at = {gap.storage: find_late_swap_in(tables, gap.leaves_at, due[gap.storage]) for gap in swapped}
     else:
-        starts = [0.0, *accumulate(seconds)]
         swap_in_at = place_swap_ins(swapped, due, starts, used, budget_nbytes, options.link, ahead)
-    return [options.decision(s, actions.get(s, Action.KEEP), swap_in_at.get(s)) for s in gaps]
+    read_at: dict[int, int] = {}
+    if options.second is not None:
+        behind = choose_behind(swapped, due, options.second)
+        if behind is None:
+            return None
+        read_at = place_reads([gaps[s] for s in behind], swap_in_at, starts, options.second.link)
+    return [options.decision(s, actions.get(s, Action.KEEP), swap_in_at.get(s), read_at.get(s)) for s in gaps]
 
 
 def place_swap_ins(

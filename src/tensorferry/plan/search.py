@@ -18,7 +18,8 @@ from tensorferry.plan.greedy import SweepSettings, choose_actions
 from tensorferry.plan.options import Options
 from tensorferry.plan.plan import Action, Decision
 from tensorferry.plan.prefetch import make_decisions
-from tensorferry.plan.simulate import StepCost, run_step
+from tensorferry.plan.simulate import run_step
+from tensorferry.plan.step_run import StepCost
 from tensorferry.trace import Kind
 
 FIRST = ((inf, 3, 1.0), (1.0, 3, 1.0), (0.0, 3, 1.0), (0.0, 1, 1.0), (0.0, 6, 0.25))  # lane share, nesting, price
@@ -57,7 +58,7 @@ def try_actions(
     decisions = make_decisions(options, actions, budget_nbytes, ahead, late=late)
     if decisions is None:
         return None
-    cost = run_step(options.tables, decisions, budget_nbytes, options.link)
+    cost = run_step(options.tables, decisions, budget_nbytes, options.link, second=options.second)
     if cost.peak_nbytes > budget_nbytes:
         return None
     moved = sum(options.tables.gaps[s].nbytes for s in actions) / max(1, options.movable_nbytes)

@@ -1,5 +1,6 @@
 """Where swapped bytes wait, and how fast they get there."""
 
+from tensorferry.tiers.backed import BackedPinnedTier, BackedSlot
 from tensorferry.tiers.file_slice import FileSlice, SlicedFile
 from tensorferry.tiers.files import open_tier
 from tensorferry.tiers.measure import measure_machine, this_machine
@@ -8,6 +9,8 @@ from tensorferry.tiers.pinned import PinnedSlot, PinnedTier
 from tensorferry.tiers.tier import Slot, Tier
 
 __all__ = [
+    "BackedPinnedTier",
+    "BackedSlot",
     "FileSlice",
     "MemoryBlock",
     "PinnedSlot",

@@ -39,6 +39,8 @@ class Shelf:
     def release(self, slot: bytes) -> None:
         self.slots.remove(slot)
 
+    def trim(self) -> None: ...
+
     def run(self) -> None:
         for copy in self.copies:
             copy.run()

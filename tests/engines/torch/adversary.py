@@ -215,3 +215,50 @@ def adversary_opener(adversary: Adversary) -> Any:
         return OpenedDevice(adversary, adversary, budget_nbytes)
 
     return open_device
+
+
+class HoardingAdversary(Adversary):
+    """A heap at its worst: what is freed stays on the books, and is never used again, until it is trimmed."""
+
+    def __init__(self, seed: int, nbytes_per_second: float = 1e9) -> None:
+        super().__init__(seed, nbytes_per_second)
+        self.live = HoardedStorages()
+
+    def resident_nbytes(self) -> int:
+        return self.live.held_nbytes()
+
+    def peak_nbytes(self) -> int:
+        return self.live.peak_nbytes
+
+    def reset_peak(self) -> None:
+        self.highest_nbytes()
+        self.live.peak_nbytes = self.live.held_nbytes()
+
+    def return_freed(self, at_once: bool) -> None:
+        self.live.hoards = not at_once
+        self.trim()
+
+    def trim(self) -> None:
+        self.live.trim()
+
+
+class HoardedStorages(LiveStorages):
+    """Counts also what nobody holds any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hoards = False
+        self._made_nbytes = 0  # since it was trimmed, on top of what was alive then
+
+    def watch(self, blocks: Iterable[torch.UntypedStorage]) -> None:
+        for block in blocks:
+            if block._cdata not in self._storages or self._storages[block._cdata].expired():
+                self._made_nbytes += block.nbytes()
+            super().watch([block])
+        self.peak_nbytes = max(self.peak_nbytes, self.held_nbytes())
+
+    def held_nbytes(self) -> int:
+        return self._made_nbytes if self.hoards else self.nbytes()
+
+    def trim(self) -> None:
+        self._made_nbytes = self.nbytes()

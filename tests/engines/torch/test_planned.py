@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from adversary import HoardingAdversary, adversary_opener
 from torch import nn
 
 import tensorferry as ferry
+from tensorferry.engines.torch import LargeTraining, history
+from tensorferry.engines.torch.limits import MARGIN
 from tensorferry.engines.torch.planned import PlannedStep
 
 NUM_TINY = 100
@@ -74,3 +77,54 @@ def test_a_settled_step_times_nothing_until_one_is_late() -> None:
         assert history.wants_times
         assert isinstance(big._step, PlannedStep)
         assert big._step.is_timed
+
+
+class _Chain(nn.Module):
+    """Ops one after another that can all be recomputed, each from the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.linspace(0, 1, 2**18))  # 1 MiB
+
+    def forward(self) -> torch.Tensor:
+        value: torch.Tensor = self.first
+        for _ in range(8):
+            value = value.sin().exp().tanh().cos()
+        return value.sum()
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "seed", "nbytes_per_second"),
+    [
+        pytest.param(14, 0, 1e3, id="all recomputed"),  # plain training takes 34 MiB, and the floor is 7
+        pytest.param(9, 1, 1e9, id="all swapped"),
+    ],
+)
+def test_a_limit_holds_where_freed_memory_is_kept_and_never_used_again(
+    monkeypatch: pytest.MonkeyPatch, limit_mib: int, seed: int, nbytes_per_second: float
+) -> None:
+    """Ops that run again for an op ask for room one by one, as do those that they need in turn, and so does what comes back."""
+    monkeypatch.setattr(history, "_LOOSE_COST_SHARE", 1e9)  # freed memory is kept, whatever that costs
+    plain, model = _Chain(), _Chain()
+    expected = _losses(plain)
+    adversary = HoardingAdversary(seed, nbytes_per_second)
+    budget_nbytes = MARGIN.budget_for(limit_mib * 2**20)
+    with LargeTraining(model, budget_nbytes, "auto", True, 512, 10.0, adversary_opener(adversary), weights=False) as entered:
+        losses = _losses(model)
+    assert entered._history is not None
+    assert entered._history.schedule is not None
+    assert entered._history.schedule.reuses_freed
+    assert adversary.highest_nbytes() <= MARGIN.limit_of(budget_nbytes)
+    assert losses == expected
+    assert model.first.grad is not None
+    assert plain.first.grad is not None
+    assert torch.equal(model.first.grad, plain.first.grad)
+
+
+def _losses(model: nn.Module) -> list[float]:
+    losses = []
+    for _ in range(6):
+        loss = model()
+        loss.backward()
+        losses.append(loss.item())
+    return losses

@@ -46,6 +46,9 @@ class CopyOut(Copy, Generic[Block]):
         """Let the block go at once, where the device itself holds back what would use its memory before the bytes are safe."""
         return False
 
+    def go_on(self) -> None:
+        """Let the bytes go on to the tier behind, where there is one, once they are on the first."""
+
     @abstractmethod
     def reclaim(self) -> Block | None:
         """The block, if it has not been let go; the copy is then void and its slot is given back."""
@@ -95,6 +98,9 @@ class CopyDevice(Protocol[Block]):
 
     def release(self, slot: Any) -> None:
         """Forget a slot's bytes."""
+
+    def trim(self) -> None:
+        """Give back what is free but still on the books."""
 
 
 class CopyLane:

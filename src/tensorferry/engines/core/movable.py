@@ -194,7 +194,7 @@ class Swapper(Generic[Block]):
 
     def make_room(self, need_nbytes: int, limit_nbytes: int) -> bool:
         """Have copies out let blocks go until `need_nbytes` more fit under the limit; False when none is left that could."""
-        while self.held_nbytes() + need_nbytes > limit_nbytes:
+        while not self._fits(need_nbytes, limit_nbytes):
             if not self._outgoing:
                 return False
             copy = self._outgoing[0][0]
@@ -202,6 +202,12 @@ class Swapper(Generic[Block]):
                 self.wait_for(copy, "reach")
             self._end_copy_out()
         return True
+
+    def _fits(self, need_nbytes: int, limit_nbytes: int) -> bool:
+        if self.held_nbytes() + need_nbytes <= limit_nbytes:
+            return True
+        self._device.trim()  # what copies have let go may be kept for the next allocation, and is counted all the same
+        return self.held_nbytes() + need_nbytes <= limit_nbytes
 
     def end_copies_out(self) -> None:
         """Wait for all copies out, so that their blocks are let go."""

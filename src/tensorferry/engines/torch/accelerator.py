@@ -7,33 +7,60 @@ What a step lets go is freed while ops that read it may still be queued. The all
 use it again at once, which is right for that stream; of every other stream that reads a block the allocator is told.
 """
 
+import threading
 import time
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from tensorferry.engines.core.copies import CopyIn, CopyOut
 from tensorferry.engines.torch.compat import tree_leaves
-from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.device import Device, block_bytes
 from tensorferry.engines.torch.segments import find_reserved, has_expandable_segments
-from tensorferry.errors import BadTier
-from tensorferry.machine import TierSpeed
+from tensorferry.errors import BadTier, FerryError
+from tensorferry.machine import TierSpeed, free_memory_nbytes
 from tensorferry.plan import Plan
-from tensorferry.tiers import PinnedSlot, PinnedTier
+from tensorferry.tiers import BackedPinnedTier, BackedSlot, PinnedSlot, PinnedTier, open_tier
 from tensorferry.trace import Trace
+from tensorferry.units import parse_bytes
+
+HostSlot = PinnedSlot[torch.Tensor] | BackedSlot[torch.Tensor]
 
 _POLL_SECONDS = 1e-4
+_HOST_SECONDS = 600.0  # that a copy or a read may take which nobody else waits for
+_PINNED_SHARE = 0.5  # of the host's free memory, before the disk is used
 _PCIE3_NBYTES_PER_SECOND = 12e9  # until copies have been measured: what a PCIe 3 link really carries
 
 
 def open_pinned_tier(text: str) -> PinnedTier[torch.Tensor]:
-    """The tier for a model on an accelerator: "auto" or "pinned"."""
-    if text not in ("auto", "pinned"):
-        raise BadTier(
-            f"a model on an accelerator swaps to pinned host memory; expected tier 'auto' or 'pinned', received {text!r}"
-        )
+    """The tier for a model on an accelerator: "auto", "pinned", or "pinned:4GiB" for so much and then the disk."""
     speed = TierSpeed("pinned", _PCIE3_NBYTES_PER_SECOND, _PCIE3_NBYTES_PER_SECOND)
-    return PinnedTier(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, pin_memory=True), known=speed)
+    kind, colon, size = text.partition(":")
+    if text == "pinned":
+        return PinnedTier(_pin, known=speed)
+    if text != "auto" and (kind != "pinned" or not colon):
+        raise BadTier(
+            "a model on an accelerator swaps to pinned host memory, and then to the disk; expected tier 'auto', 'pinned' or "
+            f"'pinned:SIZE', received {text!r}"
+        )
+    capacity_nbytes = parse_bytes(size) if colon else int(_PINNED_SHARE * free_memory_nbytes())
+    try:
+        disk = open_tier("disk")
+    except BadTier:
+        if colon:
+            raise
+        return PinnedTier(_pin, known=speed)  # there is no disk to write to
+    return BackedPinnedTier(_pin, _bytes_of, disk, capacity_nbytes, known=speed)
+
+
+def _pin(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _bytes_of(buffer: torch.Tensor, nbytes: int) -> memoryview:
+    return block_bytes(buffer.untyped_storage())[:nbytes]
 
 
 class AcceleratorDevice(Device):
@@ -53,6 +80,13 @@ class AcceleratorDevice(Device):
         self._highest_nbytes = 0
         torch.accelerator.reset_peak_memory_stats(device)  # what was held before is no part of this
         self._op_streams = {self.stream().stream_id: self.stream()}  # those with ops that may not have run yet
+        self.behind = tier if isinstance(tier, BackedPinnedTier) else None
+        self._being_read: dict[BackedSlot[torch.Tensor], _Marks] = {}  # by a copy in that may be under way
+        self._lock = threading.Lock()  # its tier's threads look after what has been copied, too
+        self._to_release: list[BackedSlot[torch.Tensor]] = []
+        self._copies_out: weakref.WeakSet[_StreamCopyOut] = weakref.WeakSet()
+        if self.behind is not None:
+            self.behind.end_copies = self._end_copies
         self.unmeasured: list[_StreamCopyOut] = []  # copies out whose blocks were let go while they were under way
         self.is_spread = False  # whether ops have been called on more than one: from then on one may read what another made
 
@@ -117,8 +151,11 @@ class AcceleratorDevice(Device):
             else:
                 stream.wait_stream(other)
 
-    def on_host(self, slot: PinnedSlot[torch.Tensor]) -> torch.UntypedStorage:
+    def on_host(self, slot: HostSlot) -> torch.UntypedStorage:
         self.out_stream.synchronize()
+        if self.behind is not None and isinstance(slot, BackedSlot):
+            self.behind.begin_read(slot)
+            self.behind.wait_until_near(slot, _HOST_SECONDS)
         return slot.buffer.untyped_storage()
 
     def resident_nbytes(self) -> int:
@@ -150,17 +187,59 @@ class AcceleratorDevice(Device):
 
     def copy_out(self, block: torch.UntypedStorage, label: str) -> "_StreamCopyOut":
         self._measure()
-        return _StreamCopyOut(self, block, label)
+        copy = _StreamCopyOut(self, block, label)
+        if self.behind is not None:
+            self._copies_out.add(copy)
+        return copy
 
-    def copy_in(self, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None = None) -> "_StreamCopyIn":
+    def copy_in(self, slot: HostSlot, label: str, into: torch.UntypedStorage | None = None) -> "_StreamCopyIn":
         return _StreamCopyIn(self, slot, label, into)
 
-    def release(self, slot: PinnedSlot[torch.Tensor]) -> None:
-        self.tier.release(slot)
+    def _end_copies(self) -> None:
+        self.out_stream.synchronize()
+        self.in_stream.synchronize()
+        for copy in list(self._copies_out):
+            copy.tell_filled()
+        self._release_unread()
+
+    def read_ahead(self, slot: Any) -> None:
+        if isinstance(slot, BackedSlot) and self.behind is not None:
+            self.behind.read_ahead(slot)
+
+    def reads(self, slot: BackedSlot[torch.Tensor], marks: "_Marks") -> None:
+        """A copy in is called that reads a slot's buffer."""
+        with self._lock:
+            self._being_read[slot] = marks
+
+    def release(self, slot: HostSlot) -> None:
+        if self.behind is None:
+            assert isinstance(slot, PinnedSlot)
+            self.tier.release(slot)  # what is copied to its buffer next waits in order, on the device
+            return
+        # a host's thread may fill its buffer next, and that waits for nothing on the device
+        assert isinstance(slot, BackedSlot)
+        with self._lock:
+            self._to_release.append(slot)
+        self._release_unread()
+
+    def _release_unread(self) -> None:
+        assert self.behind is not None
+        with self._lock:
+            self._release_where_copied(self.behind)
+
+    def _release_where_copied(self, behind: BackedPinnedTier[torch.Tensor]) -> None:
+        reading = [slot for slot in self._to_release if slot in self._being_read and not self._being_read[slot].reached()]
+        for slot in self._to_release:
+            if slot not in reading:
+                self._being_read.pop(slot, None)
+                behind.release(slot)
+        self._to_release = reading
 
     def close(self) -> None:
         self.synchronize()
         self._measure()
+        if self.behind is not None:
+            self._release_unread()
 
 
 class _Marks:
@@ -236,8 +315,17 @@ class _StreamCopyOut(CopyOut[torch.UntypedStorage]):
             self._let_go()
         return block
 
-    def slot(self) -> PinnedSlot[torch.Tensor]:
+    def slot(self) -> HostSlot:
         return self._slot
+
+    def go_on(self) -> None:
+        if isinstance(self._slot, BackedSlot) and self._device.behind is not None:
+            self._device.behind.go_on(self._slot, lambda: self._marks.wait(_HOST_SECONDS))
+
+    def tell_filled(self) -> None:
+        """It has ended, so its buffer may be moved on."""
+        if isinstance(self._slot, BackedSlot) and self._device.behind is not None:
+            self._device.behind.filled(self._slot)
 
     def _let_go(self) -> None:
         self._block = None
@@ -250,43 +338,72 @@ class _StreamCopyOut(CopyOut[torch.UntypedStorage]):
             return False
         self.ended_at = time.perf_counter()
         self._device.tier.copied_out(self.nbytes, self._marks.seconds())
+        self.tell_filled()
         if self._is_void:  # its pinned buffer was written until now
             self._device.release(self._slot)
         return True
 
 
 class _StreamCopyIn(CopyIn[torch.UntypedStorage]):
-    def __init__(
-        self, device: AcceleratorDevice, slot: PinnedSlot[torch.Tensor], label: str, into: torch.UntypedStorage | None
-    ) -> None:
+    def __init__(self, device: AcceleratorDevice, slot: HostSlot, label: str, into: torch.UntypedStorage | None) -> None:
         super().__init__(label, slot.nbytes)
         self._device = device
         self._marks = _Marks(device.in_stream)
+        self._slot = slot
+        self._is_called = False
+        self._error: FerryError | None = None
         self.started_at = time.perf_counter()
         # it is made on the stream that reads it: on the one that copies, it would come from memory apart, and go back there only
         # when the device has come so far, although the allocator's count falls at once
         flat = torch.empty(slot.nbytes, dtype=torch.uint8, device=device.device) if into is None else _as_bytes(into)
         self._made_on = device.stream()
-        device.wait_for_ops(device.in_stream)  # its memory may have been that of what they still read
-        with self._marks:
-            flat.copy_(slot.buffer[: slot.nbytes], non_blocking=True)
         self._flat: torch.Tensor | None = flat
+        if isinstance(slot, BackedSlot) and device.behind is not None:
+            device.behind.begin_read(slot)
+        self.ready()
 
     def ready(self) -> bool:
-        return True  # the stream that reads the block waits, not the host
+        """Once it is called it is the stream that reads the block which waits, not the host."""
+        if not self._is_called and self._error is None:
+            self._call()
+        return self._is_called or self._error is not None
+
+    def _call(self) -> None:
+        device, slot = self._device, self._slot
+        if isinstance(slot, BackedSlot) and device.behind is not None:
+            try:
+                if not device.behind.is_near(slot):
+                    return
+            except FerryError as error:
+                self._error = error
+                return
+            device.reads(slot, self._marks)
+        assert self._flat is not None
+        device.wait_for_ops(device.in_stream)  # its memory may have been that of what they still read
+        with self._marks:
+            self._flat.copy_(slot.buffer[: slot.nbytes], non_blocking=True)
+        self._is_called = True
 
     def done(self) -> bool:
-        if not self._marks.reached():
+        if not self.ready() or (self._is_called and not self._marks.reached()):
             return False
-        if not self.ended_at:
-            self.ended_at = time.perf_counter()
+        if not self.ended_at and self._is_called:
             self._device.tier.copied_in(self.nbytes, self._marks.seconds())
+        self.ended_at = self.ended_at or time.perf_counter()
         return True
 
     def wait(self, seconds: float) -> bool:
-        return self._marks.wait(seconds) and self.done()
+        if not self.ready() and isinstance(self._slot, BackedSlot) and self._device.behind is not None:
+            with suppress(FerryError):  # which is raised by who takes the block
+                self._device.behind.wait_until_near(self._slot, seconds)
+            if not self.ready():
+                return False
+        return self._error is not None or (self._marks.wait(seconds) and self.done())
 
     def take(self) -> torch.UntypedStorage:
+        if self._error is not None:
+            raise self._error
+        assert self._is_called, "taken before it was ready"
         assert self._flat is not None, "taken twice"
         flat, self._flat = self._flat, None
         stream = self._device.stream()

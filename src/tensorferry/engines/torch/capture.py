@@ -13,8 +13,10 @@ from tensorferry.engines.torch.compat import FakeTensorMode
 from tensorferry.engines.torch.device import Device, device_of
 from tensorferry.engines.torch.fake_copy import fake_tensors_in
 from tensorferry.engines.torch.fake_step import follow
+from tensorferry.engines.torch.layer_names import LayerNames
 from tensorferry.engines.torch.model_memory import find_model_memory
-from tensorferry.engines.torch.record import LayerNames, Recorder, RecordingStep, run_recorded
+from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.recording import RecordingStep, run_recorded
 from tensorferry.engines.torch.swap import SavedTensors
 from tensorferry.errors import NotTraceable
 from tensorferry.machine import Machine, time_trace

@@ -113,6 +113,9 @@ class Device(ABC):
     def release(self, slot: Any) -> None:
         """Forget a slot's bytes."""
 
+    def read_ahead(self, slot: Any) -> None:  # noqa: B027
+        """Begin to bring a slot's bytes from a tier behind the first one to the first."""
+
     def view(
         self, block: torch.UntypedStorage, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int
     ) -> torch.Tensor:

@@ -17,8 +17,10 @@ from tensorferry.engines.core.copies import CopyIn, CopyOut, InstantCopy
 from tensorferry.engines.torch.calls import OpCall, note_call
 from tensorferry.engines.torch.compat import FakeTensor, FakeTensorMode, disable_current_modes
 from tensorferry.engines.torch.device import Device
+from tensorferry.engines.torch.layer_names import LayerNames
 from tensorferry.engines.torch.lean import estimate_workspace
-from tensorferry.engines.torch.record import LayerNames, Recorder, run_recorded
+from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.recording import run_recorded
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.trace import Trace
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from tensorferry.engines.core.history import Feedback, StepHistory, StepMode, careful_limit, overhead_of
 from tensorferry.engines.torch.planned import PlannedStep
-from tensorferry.engines.torch.record import Recorder, RecordingStep
+from tensorferry.engines.torch.record import Recorder
+from tensorferry.engines.torch.recording import RecordingStep
 from tensorferry.engines.torch.schedule import StepSchedule
 from tensorferry.errors import BudgetTooSmall
 from tensorferry.machine import Machine
@@ -24,8 +25,8 @@ _SETTLING_STEPS = 3
 _FEEDBACK = Feedback(replan_after=range(1, _SETTLING_STEPS + 1), max_plans=12, late_share=0.05, max_records=4)
 _MAX_FITS = 5  # plans made until one fits the segments that a device's allocator takes
 _LOOSE_COST_SHARE = 0.1  # of the step: more waiting than this costs more than fresh pages do
-# by so much a heap that keeps what is freed was seen to grow beyond what ops ask for
-_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 10, 16 * 2**20
+# of what a heap keeps that keeps what is freed, so much may stay before a step trims it, or waits
+_LOOSE_SLACK_SHARE, _MAX_LOOSE_SLACK_NBYTES = 1 / 16, 8 * 2**20
 
 
 class OpHistory(StepHistory):
@@ -77,11 +78,12 @@ class OpHistory(StepHistory):
         step = self._recorded[1]
         recorder = step.recorder
         floor = find_floor(self._trace)
+        behind = machine.tiers[1].name if len(machine.tiers) > 1 else ""
         trace, limit_nbytes, lacking_nbytes = self._trace, min(limit_nbytes, self._usable_nbytes), 0
         for _ in range(_MAX_FITS):
             limit_nbytes = careful_limit(limit_nbytes, lacking_nbytes, floor.nbytes)
             careful_nbytes = careful_limit(limit_nbytes, self.tightened_nbytes, floor.nbytes)
-            plan = make_plan(trace, careful_nbytes, machine, recompute=recompute)
+            plan = make_plan(trace, careful_nbytes, machine, recompute=recompute, behind=behind)
             lacking_nbytes = step.store.device.lacking_nbytes(trace, plan)
             if not lacking_nbytes or careful_nbytes == floor.nbytes:
                 break

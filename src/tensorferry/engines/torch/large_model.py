@@ -30,16 +30,19 @@ from tensorferry.engines.torch.compat import (
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.early_updates import EarlyUpdates, read_early_option
+from tensorferry.engines.torch.evaluation import Evaluation
 from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
+from tensorferry.engines.torch.layer_names import LayerNames
 from tensorferry.engines.torch.limits import BudgetLimits, budget_to_name, cold_nbytes
 from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
 from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.reading import announcing_reads
-from tensorferry.engines.torch.record import LayerNames, OpMode, Recorder, RecordingStep, in_backward, input_blocks
+from tensorferry.engines.torch.record import OpMode, Recorder, in_backward, input_blocks
+from tensorferry.engines.torch.recording import RecordingStep
 from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
 from tensorferry.engines.torch.stream.choice import StreamChoice
 from tensorferry.engines.torch.stream.decision import window_nbytes_for
@@ -57,7 +60,7 @@ from tensorferry.plan import Action, find_floor
 from tensorferry.plan.floor import name_both_floors
 from tensorferry.plan.weights import WindowedStep, find_windowed
 from tensorferry.report import Report
-from tensorferry.tiers import FileSlice
+from tensorferry.tiers import BackedPinnedTier, FileSlice
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes, parse_bytes
 
@@ -199,7 +202,7 @@ class LargeTraining:
             stack.callback(self._window_hooks.close)
             stack.callback(self._close)
             stack.enter_context(self._states.watching(memory.optimizers))
-            self._names = LayerNames(self._model)
+            self._names = LayerNames(self._model, self._before_call)
             stack.enter_context(self._names.watching())
             hook = UncopiedHook(self._before_forward)
             self._root_hook = self._model.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
@@ -303,7 +306,7 @@ class LargeTraining:
 
     def _swap_out_all(self) -> None:
         """Have nothing on the device that can be elsewhere."""
-        if isinstance(self._step, PlannedStep):
+        if isinstance(self._step, PlannedStep | Evaluation):
             self._step.swap_out_all()
         self._store.swapper.end_copies_out()
 
@@ -328,6 +331,13 @@ class LargeTraining:
 
     def _backward_failed(self) -> None:
         self._step_over = True
+
+    def _before_call(self) -> None:
+        """The model, or a part of it, is called."""
+        if torch.is_grad_enabled() or not self._step_over or in_backward() or self._store.busy:
+            return
+        if not isinstance(self._step, Evaluation) and self._stream.session is None:  # which runs it slab by slab as well
+            self._begin_evaluation()
 
     def _before_forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled() or in_backward() or self._store.busy:
@@ -521,10 +531,22 @@ class LargeTraining:
             self._device.count_touched(isinstance(step, RecordingStep))
             self._device.keep_spare(self._limits.limit_nbytes if isinstance(step, PlannedStep) else 0)
             self._step = step
-            self._store.begin_step(persistent_blocks(self._model), step.log.copies if isinstance(step, PlannedStep) else None)
+            if isinstance(step, PlannedStep):
+                self._store.begin_step(persistent_blocks(self._model), step.log.copies, step.ensure_room)
+            else:
+                self._store.begin_step(persistent_blocks(self._model))
             if self._window is not None:
                 self._window.begin_step(step.recorder.hand_over if isinstance(step, RecordingStep) else None)
             step.swap_out_states()
+
+    def _begin_evaluation(self) -> None:
+        with self._store.lock, self._store.at_work():
+            self._end_step()
+            self._device.return_freed(at_once=True)
+            self._device.count_touched(False)
+            self._device.keep_spare(0)
+            limit_nbytes = self._limits.limit_of_step(self._num_steps, self._num_plans)
+            self._step, self._history = Evaluation(self._store, self._states, limit_nbytes, self._refuse_op), None
 
     def _is_counted(self, tensor: torch.Tensor) -> bool:
         """Whether a trace counts a tensor: of what moves through the window, the window is."""
@@ -533,7 +555,7 @@ class LargeTraining:
     def _end_step(self) -> None:
         step, history = self._step, self._history
         self._step = None
-        if step is None:
+        if step is None or isinstance(step, Evaluation):
             return
         self._num_steps += 1
         self._part_hooks.close()
@@ -566,7 +588,8 @@ class LargeTraining:
         if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
-        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=(self._tier.speed(),))
+        tiers = self._tier.speeds() if isinstance(self._tier, BackedPinnedTier) else (self._tier.speed(),)
+        machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=tiers)
         may_reuse = self._device.may_reuse and self._window is None
         history.make_plan(self._limits.limit_nbytes, machine, recompute=self._recompute, may_reuse=may_reuse)
         self._num_plans += 1
@@ -589,6 +612,9 @@ class LargeTraining:
             self._device.trim()
             held_nbytes = self._device.resident_nbytes()
         is_above = held_nbytes + demand_nbytes > limit_nbytes
+        if isinstance(self._step, Evaluation):
+            self._limits.refuse_op_of_evaluation(func.name(), held_nbytes, demand_nbytes, limit_nbytes, self._model)
+            return
         held = self._step.recorder.held_by_kind() if is_above and isinstance(self._step, RecordingStep) else {}
         self._limits.refuse_op(func.name(), held_nbytes, demand_nbytes, limit_nbytes, held)
 

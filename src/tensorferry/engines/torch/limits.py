@@ -7,7 +7,7 @@ import torch
 from tensorferry.engines.budget import Margin
 from tensorferry.engines.torch.model_memory import memory_by_kind
 from tensorferry.plan import find_floor
-from tensorferry.plan.floor import part_too_small, stopped, too_small, too_small_to_begin
+from tensorferry.plan.floor import evaluation_stopped, part_too_small, stopped, too_small, too_small_to_begin
 from tensorferry.trace import Kind, Trace
 
 # for what the kernel's page counts and small allocations add; building a model touches a few MiB that are not its tensors
@@ -72,6 +72,13 @@ class BudgetLimits:
         self._asked_nbytes = max(self._asked_nbytes, held_nbytes + demand_nbytes)
         if held_nbytes + demand_nbytes > limit_nbytes:
             raise stopped(name, self.budget_nbytes, held, held_nbytes, demand_nbytes, self._named_nbytes)
+
+    def refuse_op_of_evaluation(
+        self, name: str, held_nbytes: int, demand_nbytes: int, limit_nbytes: int, model: torch.nn.Module
+    ) -> None:
+        """Stop an evaluation before an op takes it above its limit: what can wait elsewhere does already."""
+        if held_nbytes + demand_nbytes > limit_nbytes:
+            raise evaluation_stopped(name, self.budget_nbytes, memory_by_kind(model), held_nbytes, demand_nbytes)
 
 
 def budget_to_name(floor_nbytes: int) -> int:

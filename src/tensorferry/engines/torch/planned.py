@@ -61,6 +61,8 @@ class PlannedStep:
             state.storage = storage
         for state in self.schedule.swapped_states:
             self.states.swap_out(state)
+            if state.storage in self.schedule.states_going_on and state.copy_out is not None:
+                state.copy_out.go_on()
             self.log.nbytes[Action.SWAP] += state.nbytes
 
     def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
@@ -91,7 +93,9 @@ class PlannedStep:
             else:
                 action = Action.SWAP
         if action is Action.SWAP:
-            self.store.swapper.swap_out(saved)
+            copy = self.store.swapper.swap_out(saved)
+            if schedule.goes_on(ordinal):
+                copy.go_on()
         self.log.nbytes[action] += saved.nbytes
 
     # an op runs
@@ -111,7 +115,7 @@ class PlannedStep:
         ):
             self._room_nbytes = room_nbytes
             if self.states.moved:
-                self._await_states(args, kwargs)
+                self._await_states(position, args, kwargs)
             if self.is_timed:
                 return self._run_timed(func, args, kwargs)
             try:
@@ -126,7 +130,7 @@ class PlannedStep:
             else:
                 self._ensure_unplanned_room(func, args, kwargs)
                 is_tight = True
-        self._await_states(args, kwargs)
+        self._await_states(position, args, kwargs)
         between = partial(self._between_kernels, position) if planned else None
         with self.store.device.free_at_once() if is_tight else nullcontext():
             out = self._run_timed(func, args, kwargs, between)
@@ -134,7 +138,7 @@ class PlannedStep:
             self._ended = self.store.device.mark()
         if planned and position in self.schedule.noted:
             with self.store.at_work():
-                self._replay_notes.note(func, args, kwargs, out)
+                self._replay_notes.note(func, args, kwargs, out, self.schedule.demand_nbytes[position])
         return out
 
     def _run_timed(
@@ -158,6 +162,8 @@ class PlannedStep:
         """Swap in what is due and make room for an op; whether it needs what it frees to be returned at once."""
         schedule = self.schedule
         demand_nbytes = schedule.demand_nbytes[position]
+        for item in schedule.reads.get(position, ()):
+            self._read_ahead(self._saved[item]() if isinstance(item, int) else item)
         for item in schedule.swap_ins.get(position, ()):
             self._due.append(self._saved[item] if isinstance(item, int) else weakref.ref(item))
         held_nbytes = self._held_nbytes(demand_nbytes)
@@ -177,13 +183,21 @@ class PlannedStep:
         self._room_nbytes = min(self.limit_nbytes - held_nbytes - demand_nbytes, _MAX_UNSEEN_NBYTES)
         return held_nbytes + schedule.most_nbytes[position] > schedule.plan.peak_nbytes
 
+    def _read_ahead(self, movable: SavedStorage | StateStorage | None) -> None:
+        if movable is not None and movable.slot is not None:
+            self.store.device.read_ahead(movable.slot)
+
     def _swap_in(self, movable: SavedStorage | StateStorage) -> None:
         if isinstance(movable, SavedStorage):
             self.store.swapper.swap_in(movable)
         else:
             self.states.swap_in(movable)
 
-    def _await_states(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _await_states(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.states.moved and (away_nbytes := self.states.away_nbytes(args, kwargs)):
+            demand_nbytes = self.schedule.demand_nbytes
+            with self.store.lock:
+                self.ensure_room(away_nbytes + (demand_nbytes[position] if position < len(demand_nbytes) else 0))
         start, before_seconds = time.perf_counter(), self.store.swapper.stall_seconds
         if self.states.make_touched_resident(args, kwargs) and self.store.swapper.stall_seconds > before_seconds:
             self.log.stalls.append((start, self.store.swapper.stall_seconds - before_seconds))
@@ -205,8 +219,6 @@ class PlannedStep:
 
     def _make_resident(self, saved: SavedStorage) -> None:
         self._room_nbytes = 0
-        if saved.copy_in is None:  # what is on its way is held already
-            self._ensure_room(self._return_nbytes(saved))
         start = time.perf_counter()
         before_seconds = self.store.swapper.stall_seconds
         is_replay = saved.replay is not None
@@ -218,13 +230,9 @@ class PlannedStep:
             self.log.stalls.append((start, waited))
             self.log.num_late += 1
 
-    def _return_nbytes(self, saved: SavedStorage) -> int:
-        nbytes = self.schedule.return_nbytes
-        return nbytes[saved.ordinal] if saved.ordinal < len(nbytes) else saved.nbytes
-
     # room
 
-    def _ensure_room(self, demand_nbytes: int) -> None:
+    def ensure_room(self, demand_nbytes: int) -> None:
         """Make room if there is too little."""
         if self._held_nbytes(demand_nbytes) + demand_nbytes > self.limit_nbytes:
             self._make_room(demand_nbytes)
@@ -234,7 +242,7 @@ class PlannedStep:
         if may_allocate(room_nbytes, args, kwargs):
             with self.store.at_work():
                 demand_nbytes = estimate_demand(func, args, kwargs, room_nbytes)
-            self._ensure_room(demand_nbytes)
+            self.ensure_room(demand_nbytes)
 
     def _held_nbytes(self, need_nbytes: int) -> int:
         """What is held; freed memory that was kept for reuse is given back when the plan's peak would be passed."""
@@ -252,20 +260,29 @@ class PlannedStep:
             self.log.stalls.append((start, self.store.swapper.stall_seconds - before_seconds))
 
     def _swap_out_kept(self, demand_nbytes: int) -> None:
-        """The plan was too optimistic: swap kept storages out, those that are wanted last first."""
+        """The plan was too optimistic: swap out what it keeps, and then what has come back early, wanted last first."""
         swapper = self.store.swapper
         for state in self._unused_states():
             self.log.num_unplanned += 1
             self.states.swap_out(state)
             if swapper.make_room(demand_nbytes, self.limit_nbytes):
                 return
-        for ref in self._saved:
-            saved = ref()
-            if saved is not None and saved.resident and not saved.wanted and not saved.has_returned:
-                self.log.num_unplanned += 1
-                swapper.swap_out(saved)
-                if swapper.make_room(demand_nbytes, self.limit_nbytes):
+        for is_early in (False, True):
+            for saved in filter(None, (ref() for ref in self._saved)):
+                if self._swap_out_unwanted(saved, is_early) and swapper.make_room(demand_nbytes, self.limit_nbytes):
                     return
+
+    def _swap_out_unwanted(self, saved: SavedStorage, is_early: bool) -> bool:
+        """Swap a storage out that backward has not read; `is_early`: one that has come back, or is on its way. Whether it was."""
+        if is_early and saved.copy_in is not None:
+            self.store.swapper.wait_for(saved.copy_in, "come back from")
+            self.store.swapper.cancel_swap_in(saved)
+        elif saved.resident and not saved.wanted and saved.has_returned is is_early:
+            self.store.swapper.swap_out(saved)
+        else:
+            return False
+        self.log.num_unplanned += 1
+        return True
 
     def _unused_states(self) -> list[StateStorage]:
         # off the plan nobody knows what the next op uses
@@ -278,11 +295,7 @@ class PlannedStep:
             self.log.num_unplanned += 1
             self.states.swap_out(state)
         for saved in filter(None, (ref() for ref in self._saved)):
-            if saved.copy_in is not None:
-                self.store.swapper.cancel_swap_in(saved)
-            elif saved.resident and not saved.wanted and not saved.has_returned:
-                self.log.num_unplanned += 1
-                self.store.swapper.swap_out(saved)
+            self._swap_out_unwanted(saved, is_early=saved.copy_in is not None)
 
     # afterwards
 

@@ -39,6 +39,7 @@ class _Call:
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    demand_nbytes: int  # what it allocates
     grad_enabled: bool  # some kernels make other results without
     makes: list[tuple[_Made, int]]
 
@@ -82,15 +83,15 @@ class ReplayNotes:
         self._store = store
         self._made: dict[int, _Made] = {}
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """An op that may have to run again has run."""
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, demand_nbytes: int) -> None:
+        """An op that may have to run again has run; it allocates that much."""
         if any(self._is_held(tensor) for tensor in mutated(func, args, kwargs)):
             return  # running it again would change a tensor that others read as it is now
         if any(isinstance(value, torch.Tensor) and is_lazy(value) for value in tree_leaves((args, kwargs, out))):
             return  # a reference to bytes does not tell what they stand for
         args = _without_running_statistics(func, args)
         referred = tree_map(self._refer, (args, kwargs))
-        call = _Call(func, referred[0], referred[1], torch.is_grad_enabled(), [])
+        call = _Call(func, referred[0], referred[1], demand_nbytes, torch.is_grad_enabled(), [])
         for i, tensor in enumerate(tree_leaves(out)):
             if isinstance(tensor, torch.Tensor):
                 made = self._made_at(tensor.untyped_storage())
@@ -190,6 +191,7 @@ class OpReplay:
         with below_autograd(), torch.autocast(store.device.type, enabled=False):
             for call in self.calls:
                 args, kwargs = tree_map(resolve, (call.args, call.kwargs), is_leaf=_is_reference)
+                store.ensure_room(call.demand_nbytes)
                 with torch.set_grad_enabled(call.grad_enabled):
                     results = tree_leaves(call.func(*args, **kwargs))
                 for made, i in call.makes:

@@ -5,11 +5,9 @@ references, and a saved storage is let go while it is idle (its bytes are copied
 autograd would hold it is observed, not guessed.
 """
 
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,15 +22,13 @@ from tensorferry.engines.torch.compat import (
     tree_leaves,
 )
 from tensorferry.engines.torch.device import Device
-from tensorferry.engines.torch.model_memory import persistent_blocks
-from tensorferry.engines.torch.state import OptimizerStates, StateStorage
+from tensorferry.engines.torch.layer_names import LayerNames
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.trace import Kind, Op, Phase, Storage, Trace
 
 Timing = Callable[[int, int], float]  # an op's seconds from its flops and the bytes it touches
 Workspace = Callable[[int], int]  # an op's bytes beyond its new outputs, from the sum of those
 
-_NOISE_NBYTES = 256 * 1024  # the kernel batches its page counts
 _PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 
 
@@ -80,7 +76,7 @@ class Recorder:
         self,
         model: torch.nn.Module,
         device: Device,
-        names: "LayerNames",
+        names: LayerNames,
         holds: Callable[[torch.Tensor], bool] | None = None,
     ) -> None:
         """`holds`: which tensors the trace counts; all that are in the device's memory unless it is given."""
@@ -379,128 +375,3 @@ def _count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
 def _precision_of(args: tuple[Any, ...]) -> str:
     tensors = (value for value in args if isinstance(value, torch.Tensor))
     return next((_PRECISIONS[tensor.dtype] for tensor in tensors if tensor.dtype in _PRECISIONS), "fp32")
-
-
-class LayerNames:
-    """Which layer is running: from forward hooks, and in backward from what was saved."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._names = {id(module): name or type(module).__name__ for name, module in model.named_modules()}
-        self.running: list[str] = []  # the modules that are inside of each other now
-        self.wanted = ""
-
-    def current(self, phase: Phase) -> str:
-        if phase is Phase.BACKWARD:
-            return self.wanted.split(" ")[0]
-        return self.running[-1] if self.running else ""
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """While inside, the layer that runs is known."""
-
-        def enter(module: torch.nn.Module, _: Any) -> None:
-            self.running.append(self._names.get(id(module), type(module).__name__))
-
-        def leave(*_: Any) -> None:
-            if self.running:
-                self.running.pop()
-
-        hooks = torch.nn.modules.module
-        with ExitStack() as stack:
-            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
-            stack.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
-            yield
-
-
-class RecordingStep:
-    """A step that swaps everything, one copy at a time, while it records; the first step of every kind is one."""
-
-    def __init__(
-        self,
-        store: SavedTensors,
-        recorder: Recorder,
-        states: OptimizerStates | None = None,
-        check: Callable[[Any, tuple[Any, ...], dict[str, Any], int], None] | None = None,
-    ) -> None:
-        """`check` is told of every op before it runs, with the bytes held then, and raises where it must not."""
-        self.store = store
-        self.recorder = recorder
-        self.states: list[tuple[StateStorage, int]] = []  # of the optimizer, each with its place in the trace
-        self._states = states
-        self._check = check
-
-    def swap_out_states(self) -> None:
-        """Swap the optimizer's state out until it is used."""
-        if self._states is None:
-            return
-        for state in self._states.find():
-            self._states.swap_out(state)
-            assert state.copy_out is not None, "it was at rest"
-            self.store.swapper.wait_for(state.copy_out, "reach")
-            self.store.swapper.held_nbytes()  # its storage is emptied here
-
-    def end(self) -> None:
-        """Put down what has become known of the optimizer's state; the first step made it."""
-        blocks = [(state, state.block) for state in self._states.find()] if self._states is not None else []
-        self.states = [(state, self.recorder.add_state(block, state.label)) for state, block in blocks if block is not None]
-
-    def run_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an op and record it."""
-        if self._states is not None:
-            self._states.make_touched_resident(args, kwargs)
-        device = self.store.device
-        device.trim()
-        self.store.swapper.held_nbytes()  # slots of storages that died are given back here
-        with device.free_at_once():
-            device.reset_peak()
-            before_nbytes = device.resident_nbytes()
-            if self._check is not None:
-                with self.store.at_work():
-                    self._check(func, args, kwargs, before_nbytes)
-            # by kernel: what was held when it began, and what had been touched by then
-            begins = [(0, device.touched_nbytes())]
-            device.synchronize()
-            start = time.perf_counter()
-            out = self.store.run_op(
-                func, args, kwargs, lambda: begins.append((device.resident_nbytes() - before_nbytes, device.touched_nbytes()))
-            )
-            device.synchronize()
-            seconds = time.perf_counter() - start
-            rise_nbytes = device.peak_nbytes() - before_nbytes
-            ends = [*(touched for _, touched in begins[1:]), device.touched_nbytes()]
-        touched_nbytes = max(held + end - touched for (held, touched), end in zip(begins, ends, strict=True))
-
-        def workspace(new_nbytes: int) -> int:
-            extra = rise_nbytes - new_nbytes
-            return extra if extra > _NOISE_NBYTES else 0
-
-        with self.store.at_work():
-            self.recorder.record(
-                func, args, kwargs, out, timing=lambda *_: seconds, workspace=workspace, touched_nbytes=touched_nbytes
-            )
-        return out
-
-    def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
-        """Autograd saves a tensor: its storage is swapped out."""
-        with self.store.lock, self.store.at_work():
-            handle, saved = self.store.save(tensor)
-            if saved is not None:
-                self.recorder.saved(saved, tensor)
-                self.store.swapper.swap_out_now(saved)
-            return handle
-
-    def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
-        """Backward reads a tensor: its storage is swapped in."""
-        with self.store.lock, self.store.at_work():
-            return self.recorder.load(self.store, handle)
-
-
-def run_recorded(train: Callable[[], object], step: Any, store: SavedTensors, model: torch.nn.Module) -> None:
-    """Call `train`, a whole step of `model`, while `step` records it."""
-
-    def run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **kwargs) if store.busy else step.run_op(func, args, kwargs)
-
-    store.begin_step(persistent_blocks(model))
-    with torch.autograd.graph.saved_tensors_hooks(step.pack, step.unpack), OpMode(run_op):
-        train()

@@ -66,16 +66,40 @@ class StepSchedule:
         storages = [self.trace.storages[storage] for storage in self.saved_storages]
         return [None if storage.kind is Kind.INPUT else storage.nbytes for storage in storages]
 
+    def goes_on(self, ordinal: int) -> bool:
+        """Whether what is swapped at a save goes on to the tier behind the first."""
+        decision = self.decisions[ordinal]
+        return decision is not None and decision.read_at is not None
+
     @cached_property
-    def swap_ins(self) -> dict[int, list[int | StateStorage]]:
-        """What to swap in when an op starts: ordinals, and the optimizer's state."""
+    def states_going_on(self) -> frozenset[int]:
+        """The optimizer's state that does, by its place in the trace."""
+        return frozenset(storage for _, storage in self.states if self._by_storage[storage].read_at is not None)
+
+    @cached_property
+    def reads(self) -> dict[int, list[int | StateStorage]]:
+        """What to read back from the tier behind when an op starts."""
+        due: dict[int, list[int | StateStorage]] = {}
+        for decision in self.plan.decisions:
+            if decision.read_at is not None:
+                due.setdefault(decision.read_at, []).append(self._first[decision.storage])
+        return due
+
+    @cached_property
+    def _first(self) -> dict[int, int | StateStorage]:
+        """By storage: the ordinal of its first save, or the optimizer's state that it is."""
         first: dict[int, int | StateStorage] = {storage: state for state, storage in self.states}
         for ordinal, storage in enumerate(self.saved_storages):
             first.setdefault(storage, ordinal)
+        return first
+
+    @cached_property
+    def swap_ins(self) -> dict[int, list[int | StateStorage]]:
+        """What to swap in when an op starts: ordinals, and the optimizer's state."""
         due: dict[int, list[int | StateStorage]] = {}
         swaps = [d for d in self.plan.decisions if d.action is Action.SWAP and d.swap_in_at is not None]
         for decision in sorted(swaps, key=lambda d: self.trace.storages[d.storage].wanted_at or 0):
-            due.setdefault(decision.swap_in_at or 0, []).append(first[decision.storage])
+            due.setdefault(decision.swap_in_at or 0, []).append(self._first[decision.storage])
         return due
 
     @cached_property
@@ -86,15 +110,8 @@ class StepSchedule:
     @cached_property
     def quiet(self) -> list[Any]:
         """By op: its func where the plan has nothing to do but to see that there is room, else None."""
-        busy = self.noted | self.random | self.swap_ins.keys() | {len(self.trace.ops) - 1}
+        busy = self.noted | self.random | self.swap_ins.keys() | self.reads.keys() | {len(self.trace.ops) - 1}
         return [None if i in busy or runs_in_parts(func) else func for i, func in enumerate(self.funcs)]
-
-    @cached_property
-    def return_nbytes(self) -> list[int]:
-        """By ordinal: what is allocated to have a saved storage back, by a copy or by running its ops again."""
-        demand = self.demand_nbytes
-        again = [sum(demand[i] for i in decision.replay) if decision is not None else 0 for decision in self.decisions]
-        return [max(nbytes, self.trace.storages[s].nbytes) for nbytes, s in zip(again, self.saved_storages, strict=True)]
 
     @cached_property
     def last_wanted(self) -> int:

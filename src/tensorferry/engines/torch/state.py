@@ -131,6 +131,11 @@ class OptimizerStates:
         """Those that are known."""
         return list(self._optimizers)
 
+    @property
+    def known(self) -> list[StateStorage]:
+        """What `find` found last, wherever it is by now."""
+        return list(self._known.values())
+
     def find(self) -> list[StateStorage]:
         """Every storage that may wait elsewhere; all of them are at rest."""
         self.make_all_resident()
@@ -172,9 +177,10 @@ class OptimizerStates:
         self.moved.pop(state.address, None)
 
     def away_nbytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """What `make_touched_resident` would bring back."""
+        """What `make_touched_resident` would bring back and has not begun to."""
         addresses = {tensor.untyped_storage()._cdata for tensor in plain_tensors((*args, *kwargs.values()))}
-        return sum(self.moved[a].nbytes for a in addresses if a in self.moved and not self.moved[a].resident)
+        moved = (self.moved[address] for address in addresses if address in self.moved)
+        return sum(state.nbytes for state in moved if state.residency is Residency.SWAPPED_OUT)
 
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""

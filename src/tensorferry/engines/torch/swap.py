@@ -20,7 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tensorferry.engines.core.log import LoggedCopy
-from tensorferry.engines.core.movable import Movable, Swapper
+from tensorferry.engines.core.movable import Movable, Residency, Swapper
 from tensorferry.engines.torch.compat import block_from_weak
 from tensorferry.engines.torch.device import Device
 from tensorferry.engines.torch.lean import run_op
@@ -110,6 +110,7 @@ class SavedTensors:
         self.persistent: frozenset[int] = frozenset()  # storages of parameters and buffers, by address
         self.busy = False  # the engine's own ops are not the model's
         self.retry = OutOfMemoryRetry(device)
+        self.ensure_room: Callable[[int], None] = _do_nothing  # called before so many bytes more are held, outside of ops
         self._alive: weakref.WeakSet[SavedStorage] = weakref.WeakSet()
         self._by_address: dict[int, weakref.ref[SavedStorage]] = {}  # by address of the original block
         self._step_number = 0
@@ -124,9 +125,15 @@ class SavedTensors:
         finally:
             self.busy = previous
 
-    def begin_step(self, persistent: frozenset[int], copies: list[LoggedCopy] | None = None) -> None:
-        """A new step has begun: saves are counted from zero, and its copies are put down in that list."""
+    def begin_step(
+        self,
+        persistent: frozenset[int],
+        copies: list[LoggedCopy] | None = None,
+        ensure_room: Callable[[int], None] | None = None,
+    ) -> None:
+        """A new step has begun: saves are counted from zero, its copies are put down in that list, and it makes room."""
         self.persistent = persistent
+        self.ensure_room = ensure_room or _do_nothing
         self._step_number += 1
         self._num_saved = 0
         self._by_address = {address: ref for address, ref in self._by_address.items() if ref() is not None}
@@ -167,6 +174,9 @@ class SavedTensors:
         """The storage's block, by a copy in or by running its ops again if it is not there."""
         was_back = saved.has_returned
         if saved.block is None:
+            # a replay asks for each of its ops, and what is on its way is held already
+            if saved.replay is None and saved.residency is Residency.SWAPPED_OUT:
+                self.ensure_room(saved.nbytes)
             self.retry.allocate(partial(self._replay if saved.replay is not None else self.swapper.make_resident, saved))
         assert saved.block is not None
         if saved.has_returned != was_back:
@@ -249,6 +259,10 @@ class SavedTensors:
             return False
         block = tensor.untyped_storage()
         return block.nbytes() >= self.min_nbytes and block._cdata not in self.persistent and self.device.holds(tensor)
+
+
+def _do_nothing(_: int) -> None:
+    pass
 
 
 class _Lost:
