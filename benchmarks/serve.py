@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py --quick
     python benchmarks/serve.py --mlserver VENV/bin/python --triton VENV/bin/python --save
+    python benchmarks/serve.py --parts cpu --earlier VENV/bin/python    beside another version of ferry
 
 Peers run from environments of their own, made with `pip install mlserver onnxruntime "uvloop<0.22"` and
 `pip install nvidia-pytriton onnxruntime`; a peer that is not there is skipped with a message. Everything that is compared runs at
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help="default %(default)s")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each measurement (default %(default)g)")
     parser.add_argument("--soak-seconds", type=float, default=120.0, help="default %(default)g")
+    parser.add_argument("--earlier", type=Path, help="the Python of an environment with another version of ferry")
     parser.add_argument("--mlserver", type=Path, help="the Python of an environment with MLServer")
     parser.add_argument("--triton", type=Path, help="the Python of an environment with nvidia-pytriton")
     parser.add_argument("--quick", action="store_true", help="a second each, to try the benchmark itself")
@@ -92,6 +94,8 @@ def _compare_costs(work: Path, options: argparse.Namespace) -> Part:
         ("grpcio aio", lambda: run_grpcio("aio", repository)),
         ("grpcio sync", lambda: run_grpcio("sync", repository)),
     ]
+    if options.earlier is not None:
+        starters.insert(1, ("ferry, earlier", lambda: run_ferry(repository, python=options.earlier)))
     if options.triton is not None:
         starters.append(("Triton", lambda: run_triton(options.triton, model, work / "triton")))
     else:

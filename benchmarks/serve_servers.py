@@ -93,11 +93,13 @@ class NotInstalled(Exception):
 
 
 @contextmanager
-def run_ferry(repository: Path, *options: str) -> Iterator[Running]:
-    """`ferry serve`."""
+def run_ferry(repository: Path, *options: str, python: Path | None = None) -> Iterator[Running]:
+    """`ferry serve`; with `python` that of another environment, which has another version."""
+    if python is not None:
+        _check(python, "tensorferry")
     http, grpc = _free_ports(2)
     command = [
-        sys.executable,
+        str(python or sys.executable),
         "-m",
         "tensorferry.cli",
         "serve",
@@ -107,7 +109,7 @@ def run_ferry(repository: Path, *options: str) -> Iterator[Running]:
         "--grpc-port",
         str(grpc),
     ]
-    with _run("ferry", [*command, *options], repository, http, grpc) as running:
+    with _run("ferry" if python is None else "ferry, earlier", [*command, *options], repository.parent, http, grpc) as running:
         yield running
 
 
