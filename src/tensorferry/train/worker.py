@@ -26,6 +26,8 @@ from tensorferry.train.status_server import post_progress
 from tensorferry.train.trained import find_source
 from tensorferry.train.trainer import KERAS_TEAM_BACKENDS, KERAS_TEAMS, PIPELINE_BUDGET
 
+_REASONS = "reason-*.txt"  # one a try
+
 
 @dataclass(frozen=True)
 class Order:
@@ -61,8 +63,8 @@ def train_on(cluster: Cluster, order: Order, num_restarts: int) -> int:
             outcome = max(found.values(), key=lambda each: each.code)
         except RunFailed as error:  # too often; the last time maybe with a reason
             if (settled := _read(verdict)) is None:
-                if (reason := _reason(verdict)).exists():
-                    raise RunFailed(f"{reason.read_text()}. {error}") from error
+                if reasons := sorted(verdict.parent.glob(_REASONS), key=os.path.getmtime):
+                    raise RunFailed(f"{reasons[-1].read_text()}. {error}") from error
                 raise
             outcome = settled
     if outcome.error:
@@ -124,8 +126,9 @@ def _list_options(order: Order) -> dict[str, str]:
 def _end(reason: str) -> None:
     """Leave at once, with a reason that no other try needs to meet."""
     print(f"ferry: {reason}", file=sys.stderr, flush=True)
-    if (verdict := _verdict()) is not None:
-        write_whole(_reason(verdict), reason)
+    # of those that end together the first one knows why: the others miss it
+    if (verdict := _verdict()) is not None and not (path := _reason(verdict)).exists():
+        write_whole(path, reason)
     os._exit(1)
 
 
@@ -164,7 +167,7 @@ def _verdict() -> Path | None:
 
 def _reason(verdict: Path) -> Path:
     """Where a worker writes what the next try may not meet."""
-    return verdict.with_name("reason.txt")
+    return verdict.with_name(_REASONS.replace("*", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
 
 
 def _read(verdict: Path | None) -> Outcome | None:
