@@ -10,7 +10,9 @@ def test_served_answers_are_those_of_predict(tmp_path: Path) -> None:
     saved = tmp_path / "served_rows.json"
     assert served_rows.main(["--rows", "200", "--epochs", "1", "--turns", "1", "--save", str(saved)]) == 0
     result = json.loads(saved.read_text())
-    assert [each["model"] for each in result["figures"]["models"]][-1] == "plain network"
-    for each in result["figures"]["models"][:-1]:
+    *ours, plain, packed = result["figures"]["models"]
+    assert (plain["model"], packed["model"]) == ("plain network, a tensor a column", "plain network, one tensor")
+    assert len(ours) == 2
+    for each in ours:
         assert each["difference"] <= 1e-6
         assert each["num_other_classes"] == 0

@@ -108,7 +108,7 @@ def test_a_part_of_a_set_is_streamed_too(on_disk: Dataset, monkeypatch: pytest.M
     assert np.array_equal(np.sort(both), np.sort(train.numpy()["x"]))
     monkeypatch.setattr(Dataset, "read_all", None)  # whoever wants all rows at once fails
     monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**16)
-    model = estimators.DNNRegressor(**SETTINGS).fit(train)
+    model = estimators.DNNRegressor(**SETTINGS).fit(train, train.target)  # which it brings itself
     monkeypatch.undo()
     assert model.score(test, test.target) > 0.99
 

@@ -1,10 +1,13 @@
 """Networks trained by two processes, whose gradients are averaged."""
 
+import pickle
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 from premade import make
@@ -33,22 +36,26 @@ def test_two_processes_learn_what_one_does() -> None:
     target = rows.pop("y")
     weights = np.linspace(0.5, 1.5, NUM_ROWS)
     settings = PLAIN | {"num_members": 2, "class_weight": "balanced"}
-    alone, two = (make("DNNLinearCombinedClassifier", **settings).fit(rows, target, weights, workers=number) for number in (1, 2))
+    alone = make("DNNLinearCombinedClassifier", **settings).fit(rows, target, weights)
+    two = make("DNNLinearCombinedClassifier", budget="500MiB", **settings).fit(rows, target, weights, workers=2)
     np.testing.assert_allclose(two.predict_proba(rows), alone.predict_proba(rows), atol=1e-4)
     np.testing.assert_allclose(two.history_["val_loss"], alone.history_["val_loss"], atol=1e-4)
     assert len(two.history_["loss"]) == two.n_iter_ == 3
 
 
-@pytest.mark.slow
-def test_two_processes_learn_from_disk_within_their_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pq.write_table(pa.table(make_rows()), tmp_path / "rows.parquet", row_group_size=50)
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_batches_of_a_file_are_the_same_in_another_process(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, table = tmp_path / f"rows.{suffix}", pa.table(make_rows())
+    if suffix == "parquet":
+        pq.write_table(table, path, row_group_size=50)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=50)
     monkeypatch.setattr(tables, "_IN_MEMORY_NBYTES", 0)  # as if it were large
-    monkeypatch.setattr("tensorferry.estimators.streaming.WINDOW_NBYTES", 2**12)
-    rows = datasets.load(tmp_path / "rows.parquet", target="y")
-    alone = make("DNNClassifier", **PLAIN).fit(rows)
-    two = make("DNNClassifier", budget="500MiB", **PLAIN).fit(rows, workers=2)
-    np.testing.assert_allclose(two.predict_proba(rows), alone.predict_proba(rows), atol=1e-4)
-    assert two.input_wait_seconds_ > 0
+    batches = StreamedBatches(datasets.load(path), itemgetter("x", "kind"), 64, 3, 2**12)
+    first = batches[0]
+    again = pickle.loads(pickle.dumps(batches))
+    assert [part.tolist() for part in again[0]] == [part.tolist() for part in first]
 
 
 @pytest.mark.slow

@@ -87,11 +87,11 @@ class NeuralEstimator(TableEstimator):
             self._num_workers = 1
 
     def _fit(self, X: Any, y: Any, sample_weight: Any) -> Self:  # noqa: N803
-        if y is None and sample_weight is None and isinstance(X, Dataset):
+        if sample_weight is None and isinstance(X, Dataset):
             from tensorferry.estimators.streaming import choose_window, is_larger_than
 
             check_settings(self)
-            if is_larger_than(X, window := choose_window(self.budget)):
+            if is_larger_than(X, window := choose_window(self.budget)) and (y is None or _is_target_of(X, y)):
                 self._fit_stream(X, window)
                 return self
         return self._fit_table(X, y, sample_weight)
@@ -284,6 +284,10 @@ class _RowEncoder:
         inputs = self.estimator._make_inputs(read_table({name: rows[name] for name in self.names}))
         target = self.estimator._encode_target(rows[self.target])
         return (inputs, target) if self.class_weights is None else (inputs, target, self.class_weights[target])
+
+
+def _is_target_of(dataset: Dataset, y: Any) -> bool:
+    return dataset.target_name is not None and len(y) == len(dataset) and np.array_equal(np.asarray(y), dataset.target)
 
 
 def _to_numpy(scores: Any) -> Any:
