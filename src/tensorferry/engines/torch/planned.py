@@ -212,8 +212,10 @@ class PlannedStep:
 
     def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         """Backward reads a tensor: its storage is swapped in or recomputed now if it was not before."""
+        if isinstance(handle, HeldTensor):
+            return self.store.load(handle)
         with self.store.lock, self.store.at_work():
-            if isinstance(handle, Handle) and not handle.saved.resident and self.store.is_of_this_step(handle.saved):
+            if not handle.saved.resident and self.store.is_of_this_step(handle.saved):
                 self._make_resident(handle.saved)
             return self.store.load(handle)
 
