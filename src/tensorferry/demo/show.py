@@ -22,7 +22,7 @@ from tensorferry.units import format_bytes
 
 RECIPE = "unet3d-brain"
 BACKEND = "torch"  # Keras' other one, TensorFlow, may crash without a word when a cap refuses it memory
-HEADROOM_NBYTES = 96 * 2**20  # between a budget and a cap, which also counts what is no tensor: thread stacks, the heap's slack
+HEADROOM_NBYTES = 64 * 2**20  # between a budget and a cap, which also counts what is no tensor: thread stacks, the heap's slack
 _BUDGET_SHARE = 0.45  # of the plain peak; the U-Net needs about 0.35 of it
 _NEEDED = {"torch": "torch", "keras": "tensorflow", "nibabel": "recipes", "nilearn": "recipes"}  # and the extras that bring them
 _RUN_CONFIG = "config.json"  # what makes a folder a run

@@ -37,9 +37,11 @@ with private_names("torch"):
         _disable_current_modes as disable_current_modes,  # for ops of ours that are no part of a step
     )
     from torch.utils._pytree import (
+        tree_flatten,  # its leaves, and what they are the leaves of
         tree_leaves,  # what nested arguments hold
         tree_map,  # the same, replaced
         tree_map_only,  # the same, replaced where it is of a type
+        tree_unflatten,  # nested again
     )
 
 __all__ = [
@@ -75,9 +77,11 @@ __all__ = [
     "select_conv_backend",
     "takes_gradients_early",
     "tensor_tables",
+    "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_map_only",
+    "tree_unflatten",
 ]
 
 _OP = torch.ops.aten.add.Tensor

@@ -3,20 +3,26 @@
 It keeps the outputs of all layers of a functional model until the forward pass ends. Autograd saves most of them too, but what a
 caller still holds cannot be swapped: such a model would need more than half of plain training's memory at any budget. And it
 keeps a step's gradients until the next forward pass has ended, beside all that is held there, only to throw them away.
+
+And what it looks through for nested arguments, which are a layer's inputs, hangs on in a ring of references until Python's
+collector comes by: torch's functions for that make such a ring of what they are told to stop at.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 
+from tensorferry.engines.torch.compat import tree_flatten, tree_unflatten
+from tensorferry.engines.torch.keras_compat import keras_tree
+
 
 @contextmanager
 def released_early() -> Iterator[None]:
     """While inside, Keras holds outputs and gradients no longer than they are read."""
-    with _without_outputs(), _without_gradients():
+    with _without_outputs(), _without_gradients(), _without_rings():
         yield
 
 
@@ -56,6 +62,39 @@ def _without_outputs() -> Iterator[None]:
         yield
     finally:
         functions._run_through_graph = original
+
+
+@contextmanager
+def _without_rings() -> Iterator[None]:
+    """While inside, arguments are let go when they have been looked through."""
+    tree: Any = keras_tree
+    original = tree._dict_to_ordered_dict
+    tree._dict_to_ordered_dict = _sort_dicts
+    try:
+        yield
+    finally:
+        tree._dict_to_ordered_dict = original
+
+
+class _IsOther:
+    """Tells what is not the one thing; it lives on in torch's ring of references."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __call__(self, other: Any) -> bool:
+        return other is not self.thing
+
+
+def _sort_dicts(structure: Any) -> Any:
+    """As Keras does it: dictionaries by their keys, whatever they are nested in."""
+    if type(structure) in (dict, defaultdict):
+        by_key = {key: structure[key] for key in sorted(structure)}
+        return defaultdict(structure.default_factory, by_key) if isinstance(structure, defaultdict) else by_key
+    is_other = _IsOther(structure)
+    children, spec = tree_flatten(structure, is_leaf=is_other)
+    is_other.thing = None
+    return structure if spec.num_nodes == spec.num_leaves == 1 else tree_unflatten(map(_sort_dicts, children), spec)
 
 
 def _as_it_is(operation: Any) -> Any:

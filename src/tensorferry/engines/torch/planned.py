@@ -24,7 +24,7 @@ from tensorferry.engines.torch.demand import estimate_demand, may_allocate
 from tensorferry.engines.torch.log import OpLog
 from tensorferry.engines.torch.recompute import ReplayNotes
 from tensorferry.engines.torch.schedule import StepSchedule
-from tensorferry.engines.torch.state import OptimizerStates, StateStorage
+from tensorferry.engines.torch.state import OptimizerStates, StateStorage, away_nbytes
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedStorage, SavedTensors
 from tensorferry.plan import Action, Timeline
 
@@ -194,12 +194,17 @@ class PlannedStep:
             self.states.swap_in(movable)
 
     def _await_states(self, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.states.moved and (away_nbytes := self.states.away_nbytes(args, kwargs)):
+        touched = self.states.find_touched(args, kwargs)
+        if not touched:
+            return
+        need_nbytes = sum(map(away_nbytes, set(touched)))
+        if need_nbytes:
             demand_nbytes = self.schedule.demand_nbytes
             with self.store.lock:
-                self.ensure_room(away_nbytes + (demand_nbytes[position] if position < len(demand_nbytes) else 0))
+                self.ensure_room(need_nbytes + (demand_nbytes[position] if position < len(demand_nbytes) else 0))
         start, before_seconds = time.perf_counter(), self.store.swapper.stall_seconds
-        if self.states.make_touched_resident(args, kwargs) and self.store.swapper.stall_seconds > before_seconds:
+        self.states.bring_back(touched)
+        if self.store.swapper.stall_seconds > before_seconds:
             self.log.stalls.append((start, self.store.swapper.stall_seconds - before_seconds))
             self.log.num_late += 1
 
@@ -212,8 +217,10 @@ class PlannedStep:
 
     def unpack(self, handle: Handle | HeldTensor) -> torch.Tensor:
         """Backward reads a tensor: its storage is swapped in or recomputed now if it was not before."""
+        if isinstance(handle, HeldTensor):
+            return self.store.load(handle)
         with self.store.lock, self.store.at_work():
-            if isinstance(handle, Handle) and not handle.saved.resident and self.store.is_of_this_step(handle.saved):
+            if not handle.saved.resident and self.store.is_of_this_step(handle.saved):
                 self._make_resident(handle.saved)
             return self.store.load(handle)
 

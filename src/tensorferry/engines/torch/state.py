@@ -176,22 +176,29 @@ class OptimizerStates:
             raise TierLost(f"{error} The optimizer's {state.label} is lost: load it from a checkpoint.") from error
         self.moved.pop(state.address, None)
 
+    def find_touched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateStorage]:
+        """What an op is about to read or write and is not at rest."""
+        if not self.moved:
+            return []
+        touched = (self.moved.get(tensor.untyped_storage()._cdata) for tensor in plain_tensors((*args, *kwargs.values())))
+        return [state for state in touched if state is not None]
+
     def away_nbytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """What `make_touched_resident` would bring back and has not begun to."""
-        addresses = {tensor.untyped_storage()._cdata for tensor in plain_tensors((*args, *kwargs.values()))}
-        moved = (self.moved[address] for address in addresses if address in self.moved)
-        return sum(state.nbytes for state in moved if state.residency is Residency.SWAPPED_OUT)
+        return sum(nbytes for _, nbytes in {(state.address, away_nbytes(state)) for state in self.find_touched(args, kwargs)})
 
     def make_touched_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Make resident what an op is about to read or write; True if something was not."""
-        if not self.moved:
-            return False
-        touched = [self.moved.get(tensor.untyped_storage()._cdata) for tensor in plain_tensors((*args, *kwargs.values()))]
+        touched = self.find_touched(args, kwargs)
+        if touched:
+            self.bring_back(touched)
+        return bool(touched)
+
+    def bring_back(self, states: Iterable[StateStorage]) -> None:
+        """Make these resident."""
         with self._store.lock, self._store.at_work():
-            for state in touched:
-                if state is not None:
-                    self.make_resident(state)
-        return any(state is not None for state in touched)
+            for state in states:
+                self.make_resident(state)
 
     def make_all_resident(self) -> None:
         """Make everything resident; one that fails does not keep the others away."""
@@ -229,6 +236,11 @@ class OptimizerStates:
             and block._cdata not in self._store.persistent
             and not (self._elsewhere is not None and self._elsewhere.holds(value))
         )
+
+
+def away_nbytes(state: StateStorage) -> int:
+    """What has to be held for a state to be back and is not yet."""
+    return state.nbytes if state.residency is Residency.SWAPPED_OUT else 0
 
 
 def state_blocks(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[int]:

@@ -10,8 +10,8 @@ version counter shares the counter, not the bytes.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -116,14 +116,9 @@ class SavedTensors:
         self._step_number = 0
         self._num_saved = 0
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def at_work(self) -> AbstractContextManager[None]:
         """While inside, ops are the engine's own and no part of the model's step."""
-        previous, self.busy = self.busy, True
-        try:
-            yield
-        finally:
-            self.busy = previous
+        return _AtWork(self)
 
     def begin_step(
         self,
@@ -263,6 +258,21 @@ class SavedTensors:
 
 def _do_nothing(_: int) -> None:
     pass
+
+
+class _AtWork(AbstractContextManager[None]):
+    """What `at_work` returns; every tensor that is saved goes through one, and a generator would cost more than the rest."""
+
+    __slots__ = ("_previous", "_store")
+
+    def __init__(self, store: SavedTensors) -> None:
+        self._store = store
+
+    def __enter__(self) -> None:
+        self._previous, self._store.busy = self._store.busy, True
+
+    def __exit__(self, *_: object) -> None:
+        self._store.busy = self._previous
 
 
 class _Lost:
