@@ -559,7 +559,9 @@ class LargeTraining:
             return
         self._num_steps += 1
         self._part_hooks.close()
-        if history is None:  # it was streamed
+        if history is None:
+            if self._stream.session is not None:
+                self._stream.session.end_step()
             return
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
@@ -656,7 +658,7 @@ class LargeTraining:
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            within_rounding=self._stream.session is not None,
+            streamed=self._stream.session,
             notes=(*self._notes, *streamed, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
         )
 
