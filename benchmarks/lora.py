@@ -1,6 +1,6 @@
 """Fine-tune a model of 3 billion weights in bf16 with LoRA in 2 GiB: one step, and the loss of an untouched run.
 
-    python benchmarks/lora.py --save         writes 6 GB of weights to a temporary file, and needs 8 GB of memory for the plain run
+    python benchmarks/lora.py --save         writes 6 GB of weights to a temporary file; the plain run needs 8 GB of memory
     python benchmarks/lora.py --quick        a toy of the same shape
 
 The weights are generated and written tensor by tensor. Each run has a fresh process. The plain one loads the file; ferry's

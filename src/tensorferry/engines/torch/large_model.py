@@ -20,6 +20,7 @@ import torch
 
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
+from tensorferry.engines.core.interrupts import finishing
 from tensorferry.engines.torch.compat import (
     COMPILED_MODULE,
     any_compiled,
@@ -242,7 +243,8 @@ class LargeTraining:
             raise ours from None
 
     def _close(self) -> None:
-        with self._store.lock, ExitStack() as last:  # one that fails keeps none of the others from what it brings back
+        returning = finishing("weights and optimizer state are coming back from the tier")
+        with returning, self._store.lock, ExitStack() as last:  # one that fails keeps none of the others from what it brings back
             last.callback(self._store.retire, bring_back=not self._failed)
             last.callback(self._bring_states_back)
             last.callback(self._stream.close, bring_back=not self._failed)

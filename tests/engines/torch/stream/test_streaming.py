@@ -175,7 +175,6 @@ def test_a_streamed_step_is_planned_pass_by_pass_and_the_report_has_it_beside_wh
     assert report_from_json(json.loads(json.dumps(report_to_json(report)))).streamed == plan
 
 
-
 @pytest.mark.parametrize("where", ["forward", "backward", "Ctrl-C"])
 def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
     torch.manual_seed(0)
