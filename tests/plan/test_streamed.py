@@ -1,6 +1,7 @@
 """Streamed steps, simulated pass by pass."""
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_each_lane_does_one_thing_at_a_time() -> None:
     timeline = simulate_stream(passes, TIER, buffer_nbytes=200, after_seconds=1.0)
     for lane in (Lane.COMPUTE, Lane.IN, Lane.OUT):
         spans = sorted((span for span in timeline.spans if span.lane is lane), key=lambda span: span.start)
-        assert all(one.start + one.seconds <= other.start + 1e-9 for one, other in zip(spans, spans[1:], strict=False))
+        assert all(one.start + one.seconds <= other.start + 1e-9 for one, other in pairwise(spans))
     moved = sum(span.nbytes for span in timeline.spans if span.work is Work.COPY)
     assert moved == 600 + 500 + 900 + 100
 
