@@ -46,6 +46,7 @@ _STREAMED_SHARES = {"unet": (0.15, 1.5), "gpt50k": (0.10, None)}
 _STREAMED_THIRD_COST = {"unet": 1.25}
 _MOVING_BUDGETS = {"gpt350m": (2**30, 1.6)}
 _MAX_DISK_NBYTES_PER_PARAMETER = 30
+_QUICK_NBYTES = 96 * 2**20  # what a process's first step leaves of itself is more than a toy needs
 _UNET_CHANNELS_LAST_SHARE = 0.40  # of the plain peak in the default layout
 _RESNET50_CHANNELS_LAST_GAIN = 6.0
 
@@ -91,7 +92,7 @@ def target_budget(case: Case, plain_nbytes: int) -> int:
     if case.family in _MOVING_BUDGETS and not case.quick:
         return _MOVING_BUDGETS[case.family][0]
     share, _ = _STREAMED_SHARES.get(case.family, (0.2, None))
-    return int(share * plain_nbytes)
+    return max(int(share * plain_nbytes), _QUICK_NBYTES if case.quick else 0)
 
 
 def judge_below(rows: Mapping[str, Measurement]) -> Iterator[Verdict]:

@@ -38,6 +38,7 @@ def answer(request: Request) -> dict[str, Any]:
         before_nbytes = meter.now_nbytes()
         if request.allowance_nbytes is not None and request.cap == "process":
             cap_memory(request.allowance_nbytes)
+        clock.find_peak = meter.highest_nbytes
         moments = {"begin": time.monotonic(), "before_nbytes": before_nbytes}
         try:
             trained: Trained = framework.train(request, clock)
@@ -47,7 +48,7 @@ def answer(request: Request) -> dict[str, Any]:
         except (ferry.FerryError, RuntimeError, MemoryError) as error:
             outcome = "out of memory" if is_out_of_memory(error) else "failed"
             return {"outcome": outcome, "message": _short(error, outcome)} | moments
-        moments |= {"end": time.monotonic(), "peak_nbytes": meter.highest_nbytes() - before_nbytes}
+        moments |= {"end": clock.ended_at, "peak_nbytes": clock.peak_nbytes - before_nbytes}
     return {"outcome": "trained", **_figures(request, clock, trained)} | moments
 
 
@@ -88,6 +89,14 @@ def ferry_figures(report: Any) -> dict[str, Any]:
             "predicted_step_seconds": plan.step_seconds,
             "floor_nbytes": plan.floor_nbytes,
             "floor_op": report.trace.ops[plan.floor_op].name if report.trace else plan.floor_op,
+        }
+    elif report.streamed is not None:
+        figures |= {
+            "predicted_peak_nbytes": report.streamed.peak_nbytes,
+            "predicted_step_seconds": report.streamed.step_seconds,
+            "num_passes": len(report.streamed.passes),
+            "read_nbytes": report.streamed.read_nbytes,
+            "written_nbytes": report.streamed.written_nbytes,
         }
     return figures
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
+from time import monotonic, perf_counter, process_time
 from typing import Any
 
 SEED = 7
@@ -92,6 +92,9 @@ class StepClock:
     cpu_seconds: list[float] = field(default_factory=list)
     wall_seconds: list[float] = field(default_factory=list)
     disk_nbytes: list[int] = field(default_factory=list)  # read and written
+    ended_at: float = 0.0  # time.monotonic() at the end of the last step
+    peak_nbytes: int = 0  # by `find_peak`, until then: what leaving a context brings back is not the training's
+    find_peak: Callable[[], int] = int
     _started: tuple[float, float, int] = (0.0, 0.0, 0)
 
     def start(self) -> None:
@@ -104,6 +107,7 @@ class StepClock:
         self.wall_seconds.append(perf_counter() - self._started[1])
         self.disk_nbytes.append(_disk_nbytes() - self._started[2])
         self.losses.append(loss)
+        self.ended_at, self.peak_nbytes = monotonic(), self.find_peak()
 
     def medians(self) -> dict[str, float]:
         """CPU and wall seconds and the disk's bytes of the median step, without the first."""

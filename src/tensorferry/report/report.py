@@ -9,6 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from tensorferry.pages import check_ending, write_file, write_page
 from tensorferry.plan.plan import Plan
+from tensorferry.plan.streamed import StreamPlan
 from tensorferry.plan.timeline import Lane, Span, Timeline, Work
 from tensorferry.report.chrome import chrome_trace
 from tensorferry.report.page import html_fragment, html_page
@@ -57,6 +58,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "tier": report.tier,
         "moved": asdict(report.moved),
         "notes": list(report.notes),
+        "streamed": report.streamed.to_json() if report.streamed else None,
         "within_rounding": report.within_rounding,
     }
 
@@ -71,6 +73,7 @@ def report_from_json(data: dict[str, Any]) -> Report:
             "predicted": _timeline_from_json(data["predicted"]),
             "measured": _timeline_from_json(data["measured"]),
             "moved": Counters(**data["moved"]),
+            "streamed": StreamPlan.from_json(data["streamed"]) if data.get("streamed") else None,
             "notes": tuple(data["notes"]),
         }
     )

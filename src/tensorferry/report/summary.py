@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tensorferry.plan.plan import Action, Plan
+from tensorferry.plan.streamed import StreamPlan
 from tensorferry.plan.timeline import Timeline
 from tensorferry.text import clip, percent, printable
 from tensorferry.trace.trace import Trace
@@ -38,6 +39,7 @@ class ReportData:
     tier: str = ""
     moved: Counters = Counters()
     notes: tuple[str, ...] = ()
+    streamed: StreamPlan | None = None  # the plan of steps that run slab by slab
     within_rounding: bool = False  # steps were streamed: results are plain's within rounding, not bit for bit
 
 
@@ -104,6 +106,7 @@ def _at(cost: str) -> str:
 def figures(report: ReportData) -> tuple[SummaryRow, ...]:
     """Plain, planned and measured side by side."""
     plan, measured, moved = report.plan, report.measured, report.moved
+    predicted = plan or report.streamed
     plain_peak, plain_step = plain_peak_nbytes(report), plain_seconds(report)
     ran = report.num_steps > 0 or measured is not None
 
@@ -115,18 +118,18 @@ def figures(report: ReportData) -> tuple[SummaryRow, ...]:
         SummaryRow(
             "peak",
             plain=format_bytes(plain_peak) if plain_peak is not None else NONE,
-            planned=format_bytes(plan.peak_nbytes) if plan is not None else NONE,
+            planned=format_bytes(predicted.peak_nbytes) if predicted is not None else NONE,
             measured=format_bytes(report.measured_peak_nbytes) if report.measured_peak_nbytes else NONE,
         ),
         SummaryRow(
             "step",
             plain=format_seconds(plain_step) if plain_step is not None else NONE,
-            planned=format_seconds(plan.step_seconds) if plan is not None else NONE,
+            planned=format_seconds(predicted.step_seconds) if predicted is not None else NONE,
             measured=format_seconds(measured.step_seconds) if measured is not None else NONE,
         ),
         SummaryRow(
             "stall",
-            planned=format_seconds(plan.stall_seconds) if plan is not None else NONE,
+            planned=format_seconds(predicted.stall_seconds) if predicted is not None else NONE,
             measured=format_seconds(moved.stall_seconds) if ran else NONE,
         ),
         moved_bytes("kept", Action.KEEP, moved.kept_nbytes),

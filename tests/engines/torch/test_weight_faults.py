@@ -1,5 +1,7 @@
 """Whatever ends a training whose weights move, at whatever copy: each weight is there, as it was before or after its update."""
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +41,35 @@ class InterruptedIn(AdversaryIn):
 
     def done(self) -> bool:
         return self._ended
+
+
+class PressedIn(AdversaryIn):
+    """A copy during which Ctrl-C is really pressed."""
+
+    is_over = False
+
+    def wait(self, seconds: float) -> bool:
+        if not self.is_over:
+            self.is_over = True
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().wait(seconds)
+
+    def done(self) -> bool:
+        return self._ended
+
+
+class PressedAtTheEnd(Adversary):
+    """Ctrl-C is pressed in the first copy after its context has begun to end."""
+
+    is_ending = False
+
+    def copy_in(self, slot: Any, label: str, into: torch.UntypedStorage | None = None) -> AdversaryIn:
+        if not self.is_ending:
+            return super().copy_in(slot, label, into)
+        self.is_ending = False
+        copy = PressedIn(self, slot, label, into)
+        self.in_lane.append(copy)
+        return copy
 
 
 class Failing(Adversary):
@@ -132,3 +163,18 @@ def test_a_training_that_a_copy_ends_leaves_every_weight_and_its_state(cause: st
             _assert_before_or_after(found, num_steps)
         num_ended += has_ended
     assert num_ended
+
+
+def test_ctrl_c_while_weights_come_back_waits_until_all_of_them_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    model, optimizer = _make()
+    adversary = PressedAtTheEnd(seed=0)
+    large = LargeTraining(model, 7 * 2**20, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
+    large._open_window = lambda _, open_window=large._open_window: open_window(40 * 2**10)  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt), large:
+        for i in range(NUM_STEPS):
+            _step(model, optimizer, i)
+        adversary.is_ending = True
+    assert not adversary.is_ending, "nothing came back"
+    assert "coming back" in capsys.readouterr().err
+    found, plain = list(_values(model, optimizer)), _steps_of_plain()[-1]
+    assert all(torch.equal(value, expected) for value, expected in zip(found, plain, strict=True))

@@ -11,9 +11,10 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from tensorferry.plan import Plan, Timeline
+from tensorferry.plan.streamed import StreamPlan
 from tensorferry.report import Counters, Report
 from tensorferry.trace import Trace
 
@@ -162,6 +163,14 @@ def overhead_of(trace: Trace, resident_nbytes: int) -> int:
     return resident_nbytes - sum(storage.nbytes for storage in trace.storages if storage.was_there)
 
 
+class StreamedSteps(Protocol):
+    """Steps that run slab by slab."""
+
+    plan: StreamPlan | None
+    predicted: Timeline | None
+    measured: Timeline | None
+
+
 def make_report(
     history: StepHistory | None,
     *,
@@ -172,15 +181,16 @@ def make_report(
     num_plans: int,
     tier: str,
     notes: Sequence[str],
-    within_rounding: bool = False,
+    streamed: StreamedSteps | None = None,
 ) -> Report:
-    """What was planned and what was measured, for one kind of step."""
+    """What was planned and what was measured, for one kind of step; `streamed`: where steps run slab by slab."""
     median = history.median_step() if history else None
+    told = history or streamed
     return Report(
         plan=history.plan if history else None,
         trace=history.trace if history else None,
-        predicted=history.predicted if history else None,
-        measured=median[0] if median else None,
+        predicted=told.predicted if told else None,
+        measured=median[0] if median else streamed.measured if streamed else None,
         budget_nbytes=budget_nbytes,
         measured_peak_nbytes=peak_nbytes,
         process_peak_nbytes=process_peak_nbytes,
@@ -189,5 +199,6 @@ def make_report(
         tier=tier,
         moved=median[1] if median else Counters(),
         notes=tuple(notes),
-        within_rounding=within_rounding,
+        within_rounding=streamed is not None,
+        streamed=streamed.plan if streamed else None,
     )

@@ -20,6 +20,7 @@ import torch
 
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
+from tensorferry.engines.core.interrupts import finishing
 from tensorferry.engines.torch.compat import (
     COMPILED_MODULE,
     any_compiled,
@@ -242,7 +243,8 @@ class LargeTraining:
             raise ours from None
 
     def _close(self) -> None:
-        with self._store.lock, ExitStack() as last:  # one that fails keeps none of the others from what it brings back
+        returning = finishing("weights and optimizer state are coming back from the tier")
+        with returning, self._store.lock, ExitStack() as last:  # one that fails keeps none of the others from what it brings back
             last.callback(self._store.retire, bring_back=not self._failed)
             last.callback(self._bring_states_back)
             last.callback(self._stream.close, bring_back=not self._failed)
@@ -559,7 +561,9 @@ class LargeTraining:
             return
         self._num_steps += 1
         self._part_hooks.close()
-        if history is None:  # it was streamed
+        if history is None:
+            if self._stream.session is not None:
+                self._stream.session.end_step()
             return
         if isinstance(step, RecordingStep) and step.recorder.complete:
             self._include_earlier(step.recorder.inputs)
@@ -656,7 +660,7 @@ class LargeTraining:
             num_steps=self._num_steps,
             num_plans=self._num_plans,
             tier=self._tier.describe,
-            within_rounding=self._stream.session is not None,
+            streamed=self._stream.session,
             notes=(*self._notes, *streamed, *self._store.retry.notes(), *(floor_notes(trace) if trace else ())),
         )
 

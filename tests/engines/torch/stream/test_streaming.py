@@ -159,6 +159,22 @@ def test_the_report_and_its_json_say_within_rounding() -> None:
     assert report_from_json(data).within_rounding
 
 
+def test_a_streamed_step_is_planned_pass_by_pass_and_the_report_has_it_beside_what_was_measured() -> None:
+    big, _ = train(Small(), num_steps=3)
+    report = big.report()
+    plan, measured = report.streamed, report.measured
+    assert plan is not None
+    assert measured is not None
+    convolutions = [each for each in plan.passes if each.op == "convolution"]
+    assert convolutions
+    assert all(each.halo_rows == 2 for each in convolutions if each.num_slabs > 1)
+    assert plan.written_nbytes >= X.nbytes
+    assert plan.read_nbytes >= plan.written_nbytes
+    assert plan.peak_nbytes <= report.budget_nbytes
+    assert f"{len(plan.passes)} ops slab by slab" in str(report)
+    assert report_from_json(json.loads(json.dumps(report_to_json(report)))).streamed == plan
+
+
 @pytest.mark.parametrize("where", ["forward", "backward", "Ctrl-C"])
 def test_an_error_in_the_middle_leaves_nothing_behind(where: str) -> None:
     torch.manual_seed(0)

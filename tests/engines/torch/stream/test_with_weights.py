@@ -72,7 +72,7 @@ def _both(budget: str) -> Callable[[nn.Module], LargeTraining]:
     return lambda model: ferry.large_model(model, budget, weights=True, stream=True, tier="shm", min_nbytes=4096)
 
 
-@pytest.mark.parametrize(("name", "budget"), [("volumes", "160MiB"), ("tokens", "150MiB")])
+@pytest.mark.parametrize(("name", "budget"), [("volumes", "100MiB"), ("tokens", "150MiB")])
 def test_a_step_that_streams_with_weights_that_move_learns_what_a_plain_one_does(
     name: str, budget: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +100,7 @@ def test_weights_come_back_though_an_output_that_somebody_holds_is_lost(monkeypa
     monkeypatch.setattr(StoredRows, "settle", lose)
     open_window = LargeTraining._open_window
     monkeypatch.setattr(LargeTraining, "_open_window", lambda self, _: open_window(self, 2**18))
-    with pytest.raises(ferry.TierLost, match="the disk is gone"), _both("160MiB")(model) as big:
+    with pytest.raises(ferry.TierLost, match="the disk is gone"), _both("100MiB")(model) as big:
         kept = model(torch.randn(1, 1, 24, 24, 24))
         assert big._window is not None
         assert big._window.resident_nbytes < big._window.nbytes

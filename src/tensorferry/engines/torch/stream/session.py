@@ -10,12 +10,15 @@ from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.state import OptimizerStates
 from tensorferry.engines.torch.stream import rules
 from tensorferry.engines.torch.stream.decision import StreamSizes, choose_sizes, room_nbytes, stored_nbytes
+from tensorferry.engines.torch.stream.log import StreamLog
 from tensorferry.engines.torch.stream.registry import op_name
 from tensorferry.engines.torch.stream.room import BudgetRoom
 from tensorferry.engines.torch.stream.slab_io import SlabIO
 from tensorferry.engines.torch.stream.streamer import Streamer
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.errors import StreamWarning
+from tensorferry.plan import Timeline
+from tensorferry.plan.streamed import StreamPlan, plan_stream
 from tensorferry.trace import Trace
 from tensorferry.units import format_bytes
 
@@ -47,6 +50,12 @@ class StreamSession:
         def limit() -> int:  # once a step has ended the margin is given up rather than a training that has begun
             return limit_nbytes if self._num_steps < _NUM_CAREFUL_STEPS else budget_nbytes
 
+        self._device = device
+        self._budget_nbytes = budget_nbytes
+        self.plan: StreamPlan | None = None  # of the last step, made before it from the one before that
+        self.predicted: Timeline | None = None
+        self._coming: tuple[StreamPlan, Timeline] | None = None  # of the step that comes
+        self.measured: Timeline | None = None  # the last step
         self.room = BudgetRoom(device, self.io, store, limit, budget_nbytes)
         self.streamer = Streamer(self.io, sizes, self.room)
 
@@ -74,13 +83,34 @@ class StreamSession:
         self.io.limit_buffers(sizes.working_nbytes // _BUFFER_SHARE, sizes.working_nbytes)
         self.streamer.begin_step(sizes)
         self._num_steps += 1
+        self.streamer.log = StreamLog(self._device, self.io)
         for state in self._states.find():
             self._states.swap_out(state)
         return StreamedStep(self._store, self._states, self.streamer, self.room)
 
+    def end_step(self) -> None:
+        """The step has ended: what it did says what the next one will."""
+        log, self.streamer.log = self.streamer.log, None
+        if log is None or not log.passes:
+            return
+        log.end()
+        self.measured = log.timeline(self._budget_nbytes)
+        coming = plan_stream(
+            log.passes,
+            self._device.tier.speed(),
+            budget_nbytes=self._budget_nbytes,
+            buffer_nbytes=self.io.buffer_nbytes,
+            after_seconds=log.after_seconds,
+            whole_peak_nbytes=log.whole_peak_nbytes,
+        )
+        self.plan, self.predicted = self._coming or coming
+        self._coming = coming
+
     def notes(self) -> Iterable[str]:
         """What a report says of it."""
         counts = self.streamer.counts
+        if self.plan is not None:
+            yield str(self.plan)
         yield (
             f"streamed, within rounding: {counts.num_stored} tensors of at least "
             f"{format_bytes(self.streamer.sizes.threshold_nbytes)} went through the tier in slabs "
@@ -115,7 +145,11 @@ class StreamedStep:
         if self._states.moved:
             self._room.demand(self._states.away_nbytes(args, kwargs), op_name(func))
             self._states.make_touched_resident(args, kwargs)
-        return self._streamer.run(func, args, kwargs)
+        try:
+            return self._streamer.run(func, args, kwargs)
+        finally:
+            if self._streamer.log is not None:
+                self._streamer.log.note_op()
 
     def pack(self, tensor: torch.Tensor) -> Handle | HeldTensor:
         """Autograd saves a tensor: it is swapped out, unless it has no memory anyway."""

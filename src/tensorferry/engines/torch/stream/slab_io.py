@@ -6,6 +6,7 @@ have if the tensor lay at a multiple of 4096, so that direct I/O never needs a c
 memory costs more than the read.
 """
 
+import time
 import weakref
 from bisect import bisect_right
 from collections import deque
@@ -47,6 +48,7 @@ class SlabIO:
         self.memory = MemoryPool(most_waste=_MOST_WASTE)
         self.limit_buffers(buffer_nbytes, buffer_nbytes)
         self.read_nbytes = self.written_nbytes = 0
+        self.stall_seconds = 0.0  # that the step has waited for copies
         self._watchdog_seconds = watchdog_seconds
         self._out, self._in = CopyLane(Lane.OUT), CopyLane(Lane.IN)
         self._writes: deque[tuple[ThreadCopyOut[Buffer], int]] = deque()
@@ -106,6 +108,13 @@ class SlabIO:
                 "tier hangs or is far too slow. Check it, choose another tier, or raise watchdog_seconds."
             )
 
+    def stall_for(self, copy: Copy) -> None:
+        """The same, by who computes."""
+        if not copy.done():
+            start = time.perf_counter()
+            self.wait_for(copy)
+            self.stall_seconds += time.perf_counter() - start
+
     def end_writes(self) -> None:
         """Wait until every write has ended, so that its memory is let go."""
         while self._writes:
@@ -139,7 +148,7 @@ class SlabIO:
     def _end_write(self) -> None:
         copy, nbytes = self._writes.popleft()
         self._writes_nbytes -= nbytes
-        self.wait_for(copy)
+        self.stall_for(copy)
         copy.slot()  # raises what went wrong
 
 
@@ -252,7 +261,7 @@ class SlabRead(ThreadCopyIn[torch.Tensor]):
 
     def result(self) -> torch.Tensor:
         """The slab, waited for."""
-        self._io.wait_for(self)
+        self._io.stall_for(self)
         return self.take()
 
 

@@ -11,6 +11,7 @@ from tensorferry.engines.torch.compat import tree_leaves, tree_map_only
 from tensorferry.engines.torch.demand import estimate_demand, most_nbytes
 from tensorferry.engines.torch.lean import run_op
 from tensorferry.engines.torch.stream.decision import StreamSizes
+from tensorferry.engines.torch.stream.log import StreamLog
 from tensorferry.engines.torch.stream.moments import Moments
 from tensorferry.engines.torch.stream.needs import Made, Reader, Where, need_of, nothing
 from tensorferry.engines.torch.stream.registry import SEEDS, op_name, run_by_rule
@@ -42,6 +43,7 @@ class Streamer:
         self.counts = StreamCounts()
         self.brought_back: Counter[str] = Counter()  # bytes by op
         self.op = ""  # that is run
+        self.log: StreamLog | None = None  # of the step, where one is kept
         self.room = room
         self._number = 0
         self._wanted_moments: set[tuple[StreamSizes, int]] = set()  # of stored tensors, by number, that a norm reads
@@ -200,11 +202,16 @@ class Streamer:
             slabs = self._cut(shape, readers, made, min_rows, least_rows, whole_nbytes)
         self.counts.num_slabs += len(slabs)
         is_expected = False
+        under_way = None if self.log is None else self.log.begin_pass(self.op, slabs, readers)
         try:
             for number, slab in enumerate(slabs):
                 following = slabs[number + 1] if number + 1 < len(slabs) and self.sizes.num_buffers > 1 else None
                 is_expected = self._begin_slab(slab, following, readers, made, whole_nbytes, is_expected)
+                if under_way is not None:
+                    under_way.num_ahead += is_expected
                 yield slab
+            if under_way is not None:
+                under_way.end()
         finally:
             for source, _ in readers:
                 source.forget()
