@@ -75,7 +75,10 @@ def _add_samples(parser: argparse.ArgumentParser) -> None:
 def _add_choice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("choice")
     group.add_argument(
-        "--precision", default="auto", metavar="NAME", help="auto, fp32, bf16, int8, int4, or several (fp32,int8) (default %(default)s)"
+        "--precision",
+        default="auto",
+        metavar="NAME",
+        help="auto, fp32, bf16, int8, int4, or several (fp32,int8) (default %(default)s)",
     )
     group.add_argument("--int8", action="store_true", help="also try int8")
     group.add_argument(

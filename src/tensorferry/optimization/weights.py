@@ -23,6 +23,7 @@ from tensorferry.optimization.samples import Arrays
 from tensorferry.serve.core.tensors import Array
 
 _MAX_WIDTH = 4096  # of the inputs of a layer that is rounded with care
+_ENOUGH = 2048  # rows that half of the layers were given; a text gives them one for each token, a picture's last layer one
 _MAX_SUMS_NBYTES = 2**29  # of all of them
 _SMOOTHING = 0.5  # the share of the difference between columns that the weights take over
 _LEAST = 1e-5  # of a column, so that one that is never used is not divided by zero
@@ -55,7 +56,7 @@ class CompressedLayer:
 
 
 def watch_inputs(model: Any, rows: Iterable[Arrays], compile_model: Callable[[Any], Any]) -> dict[str, LayerInputs]:
-    """What each product with weights is given on these rows, by the layer's name."""
+    """What each product with weights is given on these rows, or on the first of them if those are enough, by the layer's name."""
     watched = model.clone()
     places: dict[tuple[str, int], list[str]] = {}  # several layers may be given the same
     widths = []
@@ -70,11 +71,15 @@ def watch_inputs(model: Any, rows: Iterable[Arrays], compile_model: Callable[[An
     request = compile_model(watched).create_infer_request()
     largest: list[Array] = [np.zeros(width, np.float32) for width in widths]
     sums = {at: np.zeros((width, width), np.float32) for at, width in enumerate(widths) if is_summed[at]}
+    num_given = [0] * len(widths)
     for row in rows:
+        if num_given and sorted(num_given)[len(num_given) // 2] >= _ENOUGH:
+            break
         request.infer(row, share_inputs=True)
         for at in range(len(widths)):
             given = request.get_output_tensor(len(model.outputs) + at).data
             given = given.reshape(-1, given.shape[-1])
+            num_given[at] += len(given)
             largest[at] = np.maximum(largest[at], np.abs(given).max(0))
             if at in sums:
                 sums[at] += given.T @ given
