@@ -26,6 +26,7 @@ from nets import (
 from safetensors.torch import save_file
 
 import tensorferry as ferry
+from tensorferry.optimization import build
 from tensorferry.optimization.agreement import ask_original
 from tensorferry.optimization.build import ScratchFolder, SearchOptions
 from tensorferry.optimization.candidates import Candidate
@@ -302,4 +303,15 @@ def test_an_accelerator_that_gives_other_answers_is_not_chosen(monkeypatch: pyte
     assert not wrong.passed
     assert "99 % are asked for" in wrong.verdict
     assert "cuda" not in engine.result.chosen.title.lower()
+    engine.close()
+
+
+def test_an_int8_file_that_is_slow_at_a_glance_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_CHEAP_SECONDS", 0.0)  # as if samples were many
+    monkeypatch.setattr(build, "_TOO_SLOW", 0.0)  # and any time too long
+    engine = ferry.optimize(make_rows_model(), make_rows(), precision="fp32,int8", seconds=60)
+    verdicts = [each.verdict for each in engine.result.candidates if each.precision == "int8"]
+    assert len(verdicts) >= 2
+    assert all("its answers were not compared" in each or "cannot be quantised" in each for each in verdicts)
+    assert {each.precision for each in engine.result.tried} == {"fp32"}
     engine.close()

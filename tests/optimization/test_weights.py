@@ -105,11 +105,24 @@ def test_layers_that_are_kept_have_their_own_weights_again() -> None:
 
 
 def test_a_layer_that_there_is_no_memory_for_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_MAX_WIDTH", WIDTH - 1)
+    monkeypatch.setattr(weights, "_MAX_SUMS_NBYTES", 4 * WIDTH * WIDTH)
     found = weights.watch_inputs(_make_model(), _rows(), _compile)
-    assert all(inputs.sums is None for inputs in found.values())
+    assert [len(inputs.sums) for inputs in found.values()] == [1, 0]
     model = _make_model()
-    assert weights.choose_codes(model, model, found) == {}
+    assert weights.choose_codes(model, model, found) == {}  # nothing of it is int8
+
+
+def test_a_wide_layer_is_rounded_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import nncf
+
+    monkeypatch.setattr(weights, "_BLOCK", 40)
+    model = _make_model()
+    inputs = weights.smooth(model, weights.watch_inputs(model, _rows(), _compile))
+    assert [len(total) for total in inputs["first"].sums] == [40, WIDTH - 40]
+    compressed = nncf.compress_weights(model.clone(), mode=nncf.CompressWeightsMode.INT8_ASYM)
+    before = _error(compressed)
+    weights.write_codes(compressed, weights.choose_codes(model, compressed, inputs))
+    assert _error(compressed) < before
 
 
 def test_int4_halves_the_weights_of_products_once_more(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--precision",
         default="auto",
         metavar="NAME",
-        help="auto, fp32, bf16, int8, int4, or several: fp32,int8 (default %(default)s)",
+        help="auto, fp32, bf16, int8, int4, or several (fp32,int8) (default %(default)s)",
     )
     group.add_argument("--int8", action="store_true", help="also try int8")
     group.add_argument(

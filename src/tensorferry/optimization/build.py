@@ -28,6 +28,7 @@ from tensorferry.serve.runtimes.runtime import Runner
 COARSE = frozenset({"int8", "int4"})  # precisions that have to be calibrated
 NOT_BUILT = "not built: the time was up"
 _LOOK_SECONDS = 0.1
+_CHEAP_SECONDS = 0.5  # of all samples: such a file is compared, and its layers looked for, however fast others are
 _TOO_SLOW = 1.5  # times the time of the fastest file that passed, at a glance: such an int8 file is not compared any more
 _WORTH_TRYING = 0.9  # of the time of the fastest int8 file that passed: what is hardly faster is slower with layers in fp32
 _RANK_SHARE = 0.6  # of the time to look for sensitive layers: ranking them; the rest is for trying how many must stay
@@ -74,6 +75,7 @@ class BuiltFile:
     variant: str = ""
     kept: tuple[str, ...] = ()  # layers of an int8 file that stay in fp32
     settings: Mapping[str, str] = field(default_factory=dict)  # of its runtime, that it needs to be what it is
+    seconds: float = math.inf  # of one row, at a glance
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Builder:
                     missed.append(found)
             for near in sorted(missed, key=lambda near: -near.agreement):
                 fastest = min((one.seconds for one in self.tried if one.precision in COARSE and one.passed), default=math.inf)
-                if near.seconds < _WORTH_TRYING * fastest:
+                if near.seconds < _WORTH_TRYING * fastest or self._is_cheap(near.seconds):
                     built += self._keep_layers(near, deadline)
         return built
 
@@ -269,7 +271,7 @@ class Builder:
         def look(runner: Runner) -> str:
             looks.append(self._look(runner))
             fastest = min((each.seconds for each in self.tried if each.passed), default=math.inf)
-            if built.precision not in COARSE or looks[0] < _TOO_SLOW * fastest:
+            if built.precision not in COARSE or looks[0] < _TOO_SLOW * fastest or self._is_cheap(looks[0]):
                 return ""
             return f"{looks[0] / fastest:.1f}x the time of the fastest at a glance; its answers were not compared"
 
@@ -281,7 +283,11 @@ class Builder:
             self.rejected.append(rejected)
         else:
             assert comparison is not None
-            yield replace(built, comparison=comparison)
+            yield replace(built, comparison=comparison, seconds=min(looks, default=math.inf))
+
+    def _is_cheap(self, seconds: float) -> bool:
+        """Whether all samples are asked in no time, where one row takes so long."""
+        return seconds * self.reference.num_samples < _CHEAP_SECONDS
 
     def _look(self, runner: Runner) -> float:
         """Seconds of one row, at a glance."""

@@ -33,7 +33,7 @@ from tensorferry.optimization.weights import choose_codes, list_compressed_layer
 _PRODUCTS = ["MatMul", "Gemm"]
 _WIDE_GROUP = 128  # activations on one scale
 _INT4_GROUP = 128  # weights on one scale
-_NUM_WATCHED = 32  # samples that the inputs of layers are watched on
+_INT4_SAMPLES = 32  # that scales are estimated on
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _prepare_weights(path: Path, samples: Arrays, scratch: Path) -> QuantisedMod
     first = compress(model)
     if len(list(list_compressed_layers(first))) < len(list_compressed(first)) / 2:
         raise BadModel("most of its weights are of convolutions, which compute in fp32 where weights alone are int8")
-    inputs = smooth(model, watch_inputs(model, itertools.islice(_single_rows(samples), _NUM_WATCHED), compile_plain))
+    inputs = smooth(model, watch_inputs(model, _single_rows(samples), compile_plain))
     whole = compress(model)
     write_codes(whole, choose_codes(model, whole, inputs))
 
@@ -159,8 +159,8 @@ def _prepare_int4(path: Path, samples: Arrays, scratch: Path) -> QuantisedModel:
         open_core().read_model(path),
         mode=nncf.CompressWeightsMode.INT4_ASYM,
         group_size=_INT4_GROUP,
-        dataset=nncf.Dataset(list(itertools.islice(_single_rows(samples), _NUM_WATCHED))),
-        subset_size=_NUM_WATCHED,
+        dataset=nncf.Dataset(list(itertools.islice(_single_rows(samples), _INT4_SAMPLES))),
+        subset_size=_INT4_SAMPLES,
         scale_estimation=True,
         advanced_parameters=nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST),
     )

@@ -118,8 +118,11 @@ def _measure_all(
     deadline: float,
 ) -> Iterator[CandidateResult]:
     variants = [list(list_variants(each.backend, each.precision, each.path, each.variant, each.settings)) for each in built]
-    # every file with its usual number of threads comes first
-    order = sorted((at, index) for index, each in enumerate(variants) for at in range(len(each)))
+    # every file with its usual number of threads comes first, the most promising one before all: time may be up after it
+    order = sorted(
+        ((at, index) for index, each in enumerate(variants) for at in range(len(each))),
+        key=lambda pair: (pair[0], built[pair[1]].seconds),
+    )
     is_any_measured = False
     for count, (at, index) in enumerate(order):
         candidate, file = variants[index][at], built[index]

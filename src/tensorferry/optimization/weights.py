@@ -9,8 +9,8 @@ that finer, both from what the layers are given on samples of the calibration:
   to its nearest step. The inputs of a layer are alike from one row to the next, so an error in one column can mostly be made
   good in those that are still to be rounded. Which go together is told by the sums of products of the inputs.
 
-Only products with a constant second factor are prepared so. The sums take the square of a layer's width: the widest layers, and
-those that there is no memory for, keep the nearest step.
+Only products with a constant second factor are prepared so. The sums take the square of a layer's width: columns of a wide layer
+make errors good within blocks of it, and layers that there is no memory for keep the nearest step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,10 +22,12 @@ import numpy as np
 from tensorferry.optimization.samples import Arrays
 from tensorferry.serve.core.tensors import Array
 
-_MAX_WIDTH = 4096  # of the inputs of a layer that is rounded with care
-_MAX_SUMS_NBYTES = 2**29  # of all of them
+_BLOCK = 1536  # columns that make each other's errors good
+_ENOUGH = 2048  # rows that half of the layers were given; a text gives them one for each token, a picture's last layer one
+_MAX_SUMS_NBYTES = 2**29  # of all layers
 _SMOOTHING = 0.5  # the share of the difference between columns that the weights take over
-_LEAST = 1e-5  # of a column, so that one that is never used is not divided by zero
+_LEAST = 1e-5  # of a column, so that nothing is divided by zero
+_LEAST_SHARE = 0.01  # of the usual column: what these samples never used others may
 _DAMPING = 0.01  # of the mean of the diagonal, added to it: with columns that are never used there would be no inverse
 _NUM_ROUNDED_AT_ONCE = 64  # columns
 _RANGES = {"u8": (0, 255), "i8": (-127, 127)}
@@ -36,11 +38,12 @@ class LayerInputs:
     """What a layer was given: a number for each column."""
 
     largest: Array
-    sums: Array | None  # of the products of each two columns; None: there was no memory for them
+    sums: tuple[Array, ...]  # of the products of each two columns, a block after the other; empty: there was no memory for them
 
     def divide(self, by: Array) -> "LayerInputs":
         """The same of inputs that are divided by a number for each column."""
-        return LayerInputs(self.largest / by, None if self.sums is None else self.sums / np.outer(by, by))
+        sums = tuple(total / np.outer(by[block], by[block]) for block, total in zip(_blocks(len(by)), self.sums, strict=False))
+        return LayerInputs(self.largest / by, sums)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class CompressedLayer:
 
 
 def watch_inputs(model: Any, rows: Iterable[Arrays], compile_model: Callable[[Any], Any]) -> dict[str, LayerInputs]:
-    """What each product with weights is given on these rows, by the layer's name."""
+    """What each product with weights is given on these rows, or on the first of them if those are enough, by the layer's name."""
     watched = model.clone()
     places: dict[tuple[str, int], list[str]] = {}  # several layers may be given the same
     widths = []
@@ -69,25 +72,35 @@ def watch_inputs(model: Any, rows: Iterable[Arrays], compile_model: Callable[[An
     is_summed = _choose_summed(widths)
     request = compile_model(watched).create_infer_request()
     largest: list[Array] = [np.zeros(width, np.float32) for width in widths]
-    sums = {at: np.zeros((width, width), np.float32) for at, width in enumerate(widths) if is_summed[at]}
+    blocks = [_blocks(width) if chosen else [] for width, chosen in zip(widths, is_summed, strict=True)]
+    sums = [[np.zeros((each.stop - each.start,) * 2, np.float32) for each in parts] for parts in blocks]
+    num_given = [0] * len(widths)
     for row in rows:
+        if num_given and sorted(num_given)[len(num_given) // 2] >= _ENOUGH:
+            break
         request.infer(row, share_inputs=True)
         for at in range(len(widths)):
             given = request.get_output_tensor(len(model.outputs) + at).data
             given = given.reshape(-1, given.shape[-1])
+            num_given[at] += len(given)
             largest[at] = np.maximum(largest[at], np.abs(given).max(0))
-            if at in sums:
-                sums[at] += given.T @ given
-    found = [LayerInputs(each, sums.get(at)) for at, each in enumerate(largest)]
+            for block, total in zip(blocks[at], sums[at], strict=True):
+                np.add(total, given[:, block].T @ given[:, block], out=total)
+    found = [LayerInputs(*each) for each in zip(largest, map(tuple, sums), strict=True)]
     return {name: inputs for names, inputs in zip(places.values(), found, strict=True) for name in names}
+
+
+def _blocks(width: int) -> list[slice]:
+    """The blocks of a layer's columns."""
+    return [slice(at, min(width, at + _BLOCK)) for at in range(0, width, _BLOCK)]
 
 
 def _choose_summed(widths: list[int]) -> list[bool]:
     """Which layers there is memory for, the narrow ones first."""
     chosen, nbytes = [False] * len(widths), 0
     for width, at in sorted((width, at) for at, width in enumerate(widths)):
-        nbytes += 4 * width * width
-        chosen[at] = width <= _MAX_WIDTH and nbytes <= _MAX_SUMS_NBYTES
+        nbytes += 4 * width * min(width, _BLOCK)
+        chosen[at] = nbytes <= _MAX_SUMS_NBYTES
     return chosen
 
 
@@ -100,7 +113,8 @@ def smooth(model: Any, inputs: Mapping[str, LayerInputs]) -> dict[str, LayerInpu
         name = op.get_friendly_name()
         weights = op.input(1).get_source_output().get_node()
         columns = _with_outputs_last(op, weights.data)
-        wanted = np.maximum(inputs[name].largest, _LEAST) ** _SMOOTHING
+        largest = inputs[name].largest
+        wanted = np.maximum(largest, max(_LEAST, _LEAST_SHARE * float(np.median(largest)))) ** _SMOOTHING
         by = wanted / np.maximum(np.abs(columns).max(1), _LEAST) ** (1 - _SMOOTHING)
         by = (by / np.exp(np.log(by).mean())).astype(np.float32)
         turned = by[None] if op.get_attributes()["transpose_b"] else by[:, None]
@@ -120,11 +134,12 @@ def choose_codes(model: Any, compressed: Any, inputs: Mapping[str, LayerInputs])
     codes = {}
     for layer in list_compressed_layers(compressed):
         op, given = products.get(layer.name), inputs.get(layer.name)
-        if op is None or given is None or given.sums is None:
+        if op is None or given is None or not given.sums:
             continue
         columns = _with_outputs_last(op, op.input(1).get_source_output().get_node().data)
         ends = _RANGES[layer.constant.get_element_type().to_string()]
-        chosen = round_columns(columns, given.sums, layer.scale, layer.zero, ends)
+        parts = zip(_blocks(len(columns)), given.sums, strict=True)
+        chosen = np.concatenate([round_columns(columns[block], sums, layer.scale, layer.zero, ends) for block, sums in parts])
         codes[layer.name] = np.ascontiguousarray(chosen.T if layer.is_turned else chosen).astype(layer.constant.data.dtype)
     return codes
 
