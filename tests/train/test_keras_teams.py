@@ -38,7 +38,6 @@ def test_two_processes_train_a_keras_recipe_as_one_does(backend: str, keras_pyth
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("jax", []),
         ("torch", ["--parallel", "fsdp"]),
         ("tensorflow", ["--parallel", "pipeline"]),
         ("tensorflow", ["--budget", "1GiB"]),
