@@ -82,6 +82,10 @@ def _work(folder: Path) -> None:
         team.close()
     except (KeyboardInterrupt, FerryError) as error:
         _leave(folder, error)
+    except RuntimeError:
+        if (folder / _VERDICT).exists():  # another rank has said why, and is gone
+            os._exit(1)
+        raise
 
 
 def _make_averaging(team: Team, checked: Any) -> keras.callbacks.Callback:
