@@ -87,6 +87,23 @@ def test_what_an_evaluation_runs_is_no_part_of_the_step_before_it() -> None:
     assert without in (between, [*between, "0 t"])
 
 
+def test_a_metric_between_backward_and_update_is_a_part_of_the_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    opener = adversary_opener(Adversary(0))
+    with LargeTraining(model, BUDGET_NBYTES, "auto", True, 2**10, 10.0, opener, weights=False) as large:
+        for _ in range(5):
+            model(torch.ones(64, 64)).sum().backward()
+            with torch.no_grad():
+                model(torch.ones(64, 64))
+            optimizer.step()
+            optimizer.zero_grad()
+    trace = large.report().trace
+    assert trace is not None
+    assert any("addcmul" in op.name for op in trace.ops)  # of the update
+
+
 def test_an_evaluation_before_and_after_training_holds_the_budget_of_this_process() -> None:
     found = run_program(
         """

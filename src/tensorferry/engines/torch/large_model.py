@@ -165,6 +165,7 @@ class LargeTraining:
         self._step: AnyStep | None = None
         self._step_over = True  # backward has run, or there was no step yet
         self._forward_begun = False  # since then
+        self._num_updates_before = 0  # when it ran
         self._num_steps = 0
         self._num_plans = 0
         self._forecast_calls: dict[Any, None] = {}
@@ -301,6 +302,7 @@ class LargeTraining:
         if in_backward():  # looking at a node's saved tensors is no backward pass
             self._go_on()
             self._step_over = True
+            self._num_updates_before = self._states.num_updates
         if self._step is None:
             with self._store.lock, self._store.at_work():
                 return self._store.load(handle)
@@ -338,6 +340,8 @@ class LargeTraining:
         """The model, or a part of it, is called."""
         if torch.is_grad_enabled() or not self._step_over or in_backward() or self._store.busy:
             return
+        if self._step is not None and self._states.optimizers and self._states.num_updates == self._num_updates_before:
+            return  # the step's update is still to come: its metrics are a part of it
         if not isinstance(self._step, Evaluation) and self._stream.session is None:  # which runs it slab by slab as well
             self._begin_evaluation()
 

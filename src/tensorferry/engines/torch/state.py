@@ -92,6 +92,7 @@ class OptimizerStates:
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, None] = weakref.WeakKeyDictionary()
         self._known: dict[int, StateStorage] = {}  # by the address of their storage
         self.moved: dict[int, StateStorage] = {}  # those of them that are not at rest; an op could find them empty
+        self.num_updates = 0  # that optimizers have begun
         self._hooks = ExitStack()
         self._elsewhere: StateMover | None = None  # where all state moves with the weights
 
@@ -101,8 +102,12 @@ class OptimizerStates:
         with self._hooks:
             for optimizer in optimizers:
                 self.meet(optimizer)
-            self._hooks.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self.meet(optimizer)).remove)
+            self._hooks.callback(register_optimizer_step_pre_hook(self._before_update).remove)
             yield
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.num_updates += 1
+        self.meet(optimizer)
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """From now on its state is known."""
