@@ -21,7 +21,7 @@ _ACROSS = {4: aten.upsample_bilinear2d, 5: aten.upsample_trilinear3d}
 _ACROSS_BACKWARD = {4: aten.upsample_bilinear2d_backward, 5: aten.upsample_trilinear3d_backward}
 
 
-class _Rows:
+class _RowPlaces:
     """Which two rows of the input each row of the output is between, and how near to the second one."""
 
     def __init__(self, num_in: int, num_out: int, align_corners: bool, scale: float | None) -> None:
@@ -49,8 +49,8 @@ class _Rows:
 
 
 @lru_cache(maxsize=64)
-def _rows(num_in: int, num_out: int, align_corners: bool, scale: float | None) -> _Rows:
-    return _Rows(num_in, num_out, align_corners, scale)
+def _rows(num_in: int, num_out: int, align_corners: bool, scale: float | None) -> _RowPlaces:
+    return _RowPlaces(num_in, num_out, align_corners, scale)
 
 
 @rule("upsample_bilinear2d", "upsample_trilinear3d", seeds=True)
@@ -113,7 +113,7 @@ def _interpolate_backward(
     return streamer.collect(in_shape, grads.dtype, pieces())
 
 
-def _gather(gathered: torch.Tensor, grad: torch.Tensor, rows: _Rows, given: Slab, slab: Slab) -> None:
+def _gather(gathered: torch.Tensor, grad: torch.Tensor, rows: _RowPlaces, given: Slab, slab: Slab) -> None:
     """Add what rows of the output's gradient give to the rows of a slab."""
     share = rows.shares(given, grad)
     for places, part in ((rows.first, 1 - share), (rows.second, share)):
