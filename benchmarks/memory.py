@@ -34,7 +34,7 @@ from capped import BASE_SIZES, CappedResult, find_capped_sizes
 from measure import Measurement, combine, measure
 from results import FigureTable, parse_options, save_result
 from tables import make_capped_table, make_table, make_targets_table
-from targets import TARGETS, Verdict, judge, judge_below, judge_capped, target_budget
+from targets import STREAMED_GAINS, TARGETS, Verdict, judge, judge_below, judge_capped, target_budget
 from tensorferry.units import parse_bytes
 from trainings import Case, Request, parse_model
 
@@ -259,10 +259,11 @@ def _run_capped(options: argparse.Namespace) -> list[Verdict]:
         options.cases[0], "plain", tier=options.tier, num_steps=num_steps, engine=options.engine, stream=options.stream
     )
     for case, cap in product(sorted(bases, key=lambda case: case.label), options.caps):
-        hoped_gain = 1.0 if options.quick else TARGETS[options.engine].gains.get(case.family, 1.0)
+        gains = STREAMED_GAINS if options.stream else TARGETS[options.engine].gains
+        hoped_gain = 1.0 if options.quick else gains.get(case.family, 1.0)
         results.append(find_capped_sizes(replace(plain, case=case, cap=cap), options.cap_margin, _say, hoped_gain))
         _save(options, make_capped_table(results), {"capped": _list_capped(results)})
-    verdicts = [] if options.quick or options.stream else [verdict for result in results for verdict in judge_capped(result)]
+    verdicts = [] if options.quick else [each for result in results for each in judge_capped(result, streams=options.stream)]
     return _finish(options, make_capped_table(results), {"capped": _list_capped(results)}, verdicts)
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from capped import CappedResult, largest
 from measure import Measurement, combine, measure
 from tables import make_capped_table, make_table
-from targets import judge, judge_capped
+from targets import judge, judge_below, judge_capped, target_budget
 from trainings import Case, Request, parse_model
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
@@ -217,3 +218,40 @@ def test_a_wrong_option_ends_with_code_2(options: list[str]) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def _below(case: Case, budget: int, cpu_seconds: float, **fields: Any) -> dict[str, bool]:
+    """The verdicts on a training below the smallest exact budget, by what they are about."""
+    plain = replace(PLAIN, request=Request(case, "plain"), peak_nbytes=1000)
+    request = Request(case, "ferry", budget, weights=fields.pop("weights", False))
+    row = replace(plain, request=request, peak_nbytes=budget, cpu_seconds=cpu_seconds, **fields)
+    return {verdict.figure.split(": ")[1]: verdict.passed for verdict in judge_below({"plain": plain, "target": row})}
+
+
+def test_a_streamed_training_is_judged_by_its_budget_and_its_cost() -> None:
+    unet = parse_model("unet96")
+    assert _below(unet, 150, 14.9) == {"peak over budget": True, "budget over plain": True, "CPU seconds over plain": True}
+    assert not _below(unet, 160, 14.9)["budget over plain"]
+    assert not _below(unet, 150, 15.1)["CPU seconds over plain"]
+
+
+def test_moving_weights_are_judged_by_bits_cost_and_disk() -> None:
+    gpt = parse_model("gpt350m")
+    good = _below(gpt, 2**30, 15.9, weights=True, num_parameters=100, disk_nbytes=2900)
+    assert good == dict.fromkeys(("peak over budget", "CPU seconds over plain", "bits", "disk bytes a parameter and step"), True)
+    bad = _below(gpt, 2**30, 16.1, weights=True, num_parameters=100, disk_nbytes=3100, digests={"losses": "other"})
+    assert [name for name, passed in bad.items() if passed] == ["peak over budget"]
+
+
+def test_the_budget_that_is_promised_is_a_share_of_plain_or_a_number_of_bytes() -> None:
+    assert target_budget(parse_model("unet96"), 1000) == 150
+    assert target_budget(parse_model("gpt50k"), 1000) == 100
+    assert target_budget(parse_model("gpt350m"), 1000) == 2**30
+
+
+def test_weights_move_from_a_file_in_the_toy_of_the_benchmark() -> None:
+    request = Request(parse_model("gpt350m", quick=True), "plain", num_steps=3, weights=True)
+    plain, moved = measure(request), measure(replace(request, mode="ferry", budget_nbytes=96 * 2**20))
+    assert moved.trained, moved.message
+    assert not moved.differing_parts(plain)
+    assert moved.num_parameters == plain.num_parameters > 0

@@ -119,7 +119,7 @@ def simulate_stream(
     budget_nbytes: int | None = None,
 ) -> Timeline:
     """What happens when, on the three lanes."""
-    lanes = _Lanes(tier, buffer_nbytes)
+    lanes = _StreamLanes(tier, buffer_nbytes)
     peak_nbytes = whole_peak_nbytes
     resident: list[tuple[float, int]] = []
     for each in passes:
@@ -132,7 +132,7 @@ def simulate_stream(
     return Timeline(tuple(lanes.spans), tuple(resident), peak_nbytes, lanes.now, lanes.stall_seconds, budget_nbytes)
 
 
-class _Lanes:
+class _StreamLanes:
     """Compute, reads and writes, and until when each is busy."""
 
     def __init__(self, tier: TierSpeed, buffer_nbytes: int) -> None:

@@ -94,6 +94,21 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[torc
         VOLUME,
         squares,
     ),
+    "linear enlarging": (
+        lambda: nn.Sequential(nn.Conv3d(2, 4, 3), nn.Upsample(scale_factor=2, mode="trilinear"), nn.Conv3d(4, 2, 3)),
+        VOLUME,
+        squares,
+    ),
+    "linear with corners": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Upsample((17, 5), mode="bilinear", align_corners=True), nn.Conv2d(4, 2, 3)),
+        IMAGE,
+        squares,
+    ),
+    "linear shrinking": (
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Upsample(scale_factor=0.6, mode="bilinear"), nn.Conv2d(4, 2, 1)),
+        IMAGE,
+        squares,
+    ),
     "enlarging": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.Upsample(scale_factor=2), nn.Conv2d(4, 2, 3)), IMAGE, squares),
     "cross-entropy": (lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.GELU(), nn.Conv3d(4, 3, 1)), VOLUME, classes),
     "cross-entropy of images": (lambda: nn.Conv2d(2, 4, 3), IMAGE, classes),

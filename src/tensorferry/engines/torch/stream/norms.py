@@ -120,7 +120,8 @@ def _input_gradient(
         _add_product(out, out, grad.look(slab), of_grad, slab)
         return out
 
-    return streamer.wrap(Computed(x.shape, x.dtype, [x, grad], compute, is_in_place=True))
+    # what is normed is mostly a convolution's, whose backward reads this for both gradients at once
+    return streamer.wrap(Computed(x.shape, x.dtype, [x, grad], compute, is_in_place=True), is_read_once=True)
 
 
 @rule("native_batch_norm")

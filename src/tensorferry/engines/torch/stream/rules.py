@@ -1,9 +1,9 @@
 """All rules, loaded by importing this file."""
 
-from tensorferry.engines.torch.stream import convolution, joining, losses, norms, pointwise, resampling, tokens
+from tensorferry.engines.torch.stream import convolution, interpolation, joining, losses, norms, pointwise, resampling, tokens
 from tensorferry.engines.torch.stream.registry import RULES, can_stream
 
-_FILES = (convolution, joining, losses, norms, pointwise, resampling, tokens)
+_FILES = (convolution, interpolation, joining, losses, norms, pointwise, resampling, tokens)
 
 __all__ = ["can_stream", "load"]
 

@@ -23,7 +23,8 @@ from tensorferry.engines.torch.stream.tensor import Shown, StreamCell, StreamedT
 from tensorferry.errors import NotSupported
 
 _LEAST_SHARE = 4  # of an op's working memory: what slabs have at least
-_MAX_LEAVES = 12  # a function of more slabs than this is stored: it would be computed again for every reader
+_MAX_LEAVES = 3  # a function of more slabs than this is stored: it would be computed again for every reader
+_MAX_LEAVES_ONCE = 12  # where there is one reader
 
 
 @dataclass(slots=True)
@@ -110,9 +111,10 @@ class Streamer:
 
     # tensors
 
-    def wrap(self, source: SlabSource) -> StreamedTensor:
+    def wrap(self, source: SlabSource, *, is_read_once: bool = False) -> StreamedTensor:
         """A tensor whose slabs come from a source; one that is a function of too many others is stored."""
-        if isinstance(source, Computed) and sum(1 for _ in source.leaves()) > _MAX_LEAVES:
+        most = _MAX_LEAVES_ONCE if is_read_once else _MAX_LEAVES
+        if isinstance(source, Computed) and sum(1 for _ in source.leaves()) > most:
             stored = self.stored(source.shape, source.dtype)
             for slab in self.each(source.shape, [(source, None)], self.made(source.shape, source.dtype)):
                 stored.write(slab, source.look(slab))
