@@ -122,7 +122,7 @@ def test_int8_is_only_taken_if_it_passes_the_gate(program: bytes, tmp_path: Path
         (["whole.pt2", "--samples", "torn.npz"], "cannot read samples from 'torn.npz'"),
         (["whole.pt2", "--samples", "hurt.npz"], "cannot read samples from 'hurt.npz'"),
         (["whole.pt2", "--samples", "whole.pt2"], "in it is no array; give a .npz or .npy file"),
-        (["whole.pt2", "--precision", "int4"], "unknown precision 'int4' (did you mean 'int8'"),
+        (["whole.pt2", "--precision", "int5"], "unknown precision 'int5' (did you mean 'int8'"),
         (["whole.pt2", "--min-agreement", "1.5"], "an agreement above 0 and at most 1"),
         (["whole.pt2", "--judge", "nearby"], "unknown judge 'nearby'"),
         (["whole.pt2", "--name", "../up"], "cannot be the name of a model"),

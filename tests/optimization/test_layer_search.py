@@ -163,7 +163,8 @@ def test_the_fewest_layers_are_found_in_few_trials(needed: int) -> None:
         return num_kept >= needed
 
     assert find_fewest(36, passes, math.inf) == needed
-    assert len(trials) == len(set(trials)) <= 5
+    assert len(trials) == len(set(trials)) <= 7
+    assert sum(trial >= needed for trial in trials) <= 4  # only those that pass take all samples
 
 
 def test_where_hardly_a_layer_could_be_quantised_nothing_is_found() -> None:

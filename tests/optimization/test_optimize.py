@@ -309,9 +309,9 @@ def test_an_accelerator_that_gives_other_answers_is_not_chosen(monkeypatch: pyte
 def test_an_int8_file_that_is_slow_at_a_glance_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_CHEAP_SECONDS", 0.0)  # as if samples were many
     monkeypatch.setattr(build, "_TOO_SLOW", 0.0)  # and any time too long
-    engine = ferry.optimize(make_rows_model(), make_rows(), precision="fp32,int8", seconds=60)
-    verdicts = [each.verdict for each in engine.result.candidates if each.precision == "int8"]
-    assert len(verdicts) >= 2
+    engine = ferry.optimize(make_rows_model(), make_rows(), precision="fp32,int8,int4", seconds=60)
+    verdicts = [each.verdict for each in engine.result.candidates if each.precision != "fp32"]
+    assert any("no product that is wide enough" in each for each in verdicts)  # for int4
     assert all("its answers were not compared" in each or "cannot be quantised" in each for each in verdicts)
     assert {each.precision for each in engine.result.tried} == {"fp32"}
     engine.close()

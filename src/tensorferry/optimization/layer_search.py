@@ -3,8 +3,8 @@
 A layer's sensitivity is what happens when it alone is quantised: the error of the answers, relative to their size, on samples of
 the calibration, so that the gate's samples choose nothing but the number of layers. Layers are looked at in groups, of which the
 one that does most harm is halved, again and again: whenever the time is up, most is known of what matters most. Then the number
-of layers kept, from the most sensitive on, is bisected until the gate passes. Agreement need not grow with every layer; the file
-that is let in has passed.
+of layers kept grows, from the most sensitive on, until the gate passes, and is bisected. Agreement need not grow with every
+layer; the file that is let in has passed.
 """
 
 import math
@@ -19,6 +19,7 @@ from tensorferry.serve.core.tensors import Array
 
 _NUM_SAMPLES = 8  # that a layer's sensitivity is measured on
 _MAX_KEPT = 0.75  # of the layers: with more of them in fp32 hardly anything is gained
+_FIRST_TRIAL, _GROWTH = 2, 3
 _HARMLESS = 0.1  # of the error of all layers together: a group that does no more is not halved
 
 Answer = Callable[[Collection[str], Arrays], list[Array]]  # of the model with these layers in fp32
@@ -68,18 +69,21 @@ def rank_layers(layers: tuple[str, ...], answer: Answer, probe: Arrays, deadline
 
 
 def find_fewest(num_layers: int, passes: Callable[[int], bool], deadline: float) -> int | None:
-    """The fewest layers, at least one, with which the gate passes, by bisection; None where it never did.
+    """The fewest layers, at least one, with which the gate passes: three times as many until it does, then by bisection.
 
-    `passes` is asked about each number at most once.
+    So most trials are of files that do not pass, which is soon seen. `passes` is asked about each number at most once; None where
+    it never did.
     """
-    low, high = 0, max(1, math.floor(_MAX_KEPT * num_layers)) + 1  # low does not pass; high is not tried
-    best = None
-    while high - low > 1 and time.perf_counter() < deadline:
-        middle = (low + high) // 2
-        if passes(middle):
-            best = high = middle
+    most = max(1, math.floor(_MAX_KEPT * num_layers))
+    low, best, trial = 0, None, min(_FIRST_TRIAL, most)  # low does not pass
+    while time.perf_counter() < deadline:
+        if passes(trial):
+            best = trial
         else:
-            low = middle
+            low = trial
+        if low == most or (best is not None and best - low <= 1):
+            break
+        trial = (low + best) // 2 if best is not None else min(most, _GROWTH * trial)
     return best
 
 

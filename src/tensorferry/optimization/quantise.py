@@ -28,7 +28,7 @@ from tensorferry.errors import BadModel
 from tensorferry.extras import missing_extra
 from tensorferry.optimization.kept_layers import list_compressed, list_layers, restore_weights, write_kept
 from tensorferry.optimization.samples import MAX_CALIBRATION, Arrays
-from tensorferry.optimization.weights import choose_codes, list_compressed_layers, smooth, watch_inputs, write_codes
+from tensorferry.optimization.weights import choose_codes, list_products, smooth, watch_inputs, write_codes
 
 _PRODUCTS = ["MatMul", "Gemm"]
 _WIDE_GROUP = 128  # activations on one scale
@@ -132,9 +132,8 @@ def _prepare_weights(path: Path, samples: Arrays, scratch: Path) -> QuantisedMod
         return core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
     model = core.read_model(path)
-    first = compress(model)
-    if len(list(list_compressed_layers(first))) < len(list_compressed(first)) / 2:
-        raise BadModel("most of its weights are of convolutions, which compute in fp32 where weights alone are int8")
+    if len(list(list_products(model))) < sum("Convolution" in op.get_type_name() for op in model.get_ops()):
+        raise BadModel("it has more convolutions than products, and those compute in fp32 where weights alone are int8")
     inputs = smooth(model, watch_inputs(model, _single_rows(samples), compile_plain))
     whole = compress(model)
     write_codes(whole, choose_codes(model, whole, inputs))

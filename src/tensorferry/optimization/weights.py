@@ -62,7 +62,7 @@ def watch_inputs(model: Any, rows: Iterable[Arrays], compile_model: Callable[[An
     watched = model.clone()
     places: dict[tuple[str, int], list[str]] = {}  # several layers may be given the same
     widths = []
-    for op in list(_list_products(watched)):
+    for op in list(list_products(watched)):
         source = op.input_value(0)
         place = (source.get_node().get_friendly_name(), source.get_index())
         if place not in places:
@@ -109,7 +109,7 @@ def smooth(model: Any, inputs: Mapping[str, LayerInputs]) -> dict[str, LayerInpu
     from openvino import opset13
 
     given = dict(inputs)
-    for op in list(_list_products(model)):
+    for op in list(list_products(model)):
         name = op.get_friendly_name()
         weights = op.input(1).get_source_output().get_node()
         columns = _with_outputs_last(op, weights.data)
@@ -130,7 +130,7 @@ def smooth(model: Any, inputs: Mapping[str, LayerInputs]) -> dict[str, LayerInpu
 
 def choose_codes(model: Any, compressed: Any, inputs: Mapping[str, LayerInputs]) -> dict[str, Array]:
     """For each layer of `compressed` the codes that cost its answers least; `model` is the same in fp32, given `inputs`."""
-    products = {op.get_friendly_name(): op for op in _list_products(model)}
+    products = {op.get_friendly_name(): op for op in list_products(model)}
     codes = {}
     for layer in list_compressed_layers(compressed):
         op, given = products.get(layer.name), inputs.get(layer.name)
@@ -211,7 +211,7 @@ def _read_constant(place: Any) -> Array:
     return node.data.reshape(-1).astype(np.float32) if node.get_type_name() == "Constant" else np.ones(0, np.float32)
 
 
-def _list_products(model: Any) -> Iterator[Any]:
+def list_products(model: Any) -> Iterator[Any]:
     """The products of a model with weights that are a matrix of fp32 numbers."""
     for op in model.get_ordered_ops():
         if op.get_type_name() == "MatMul" and not op.get_attributes()["transpose_a"]:
