@@ -127,15 +127,22 @@ def _assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None
     assert all(map(torch.equal, first, second))
 
 
-def _large(model: nn.Module, adversary: Adversary) -> LargeTraining:
-    return LargeTraining(model, BUDGET_NBYTES, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
+class InANarrowWindow(LargeTraining):
+    """Of a few layers, whatever the budget has room for."""
+
+    def __enter__(self) -> LargeTraining:
+        super().__enter__()
+        open_window = self._choice.open_window
+        self._choice.open_window = lambda _: open_window(80 * 2**10)  # type: ignore[method-assign]
+        return self
+
+
+def _large(model: nn.Module, adversary: Adversary, kind: type[LargeTraining] = LargeTraining) -> LargeTraining:
+    return kind(model, BUDGET_NBYTES, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
 
 
 def _in_a_narrow_window(model: nn.Module, adversary: Adversary) -> LargeTraining:
-    """Of a few layers, whatever the budget has room for."""
-    large = _large(model, adversary)
-    large._open_window = lambda _, open_window=large._open_window: open_window(80 * 2**10)  # type: ignore[method-assign]
-    return large
+    return _large(model, adversary, InANarrowWindow)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_whoever_reads_weights_or_state_without_an_op_finds_what_plain_training_
             seen = READERS[name](model, optimizer)
             last = _plainly(model, optimizer, 20)
             if big is not None:
-                assert big._window.resident_nbytes < big._window.nbytes  # they go on moving
+                assert big._choice.window.resident_nbytes < big._choice.window.nbytes  # they go on moving
         return [*(leaf for leaf in tree_leaves(seen) if isinstance(leaf, torch.Tensor)), last]
 
     plain = read(lambda _: nullcontext())
@@ -273,8 +280,8 @@ def test_after_an_exception_every_weight_is_there() -> None:
     optimizer, adversary = OPTIMIZERS["AdamW"](model.parameters()), Adversary(seed=1)
     with pytest.raises(ZeroDivisionError), _large(model, adversary) as big:
         _plainly(model, optimizer, 0)
-        assert big._window is not None
-        big._window.narrow(2**20)
+        assert big._choice.window is not None
+        big._choice.window.narrow(2**20)
         before = [parameter.detach().clone() for parameter in model.parameters()]
         model(_rows(1))
         raise ZeroDivisionError
@@ -289,8 +296,8 @@ def test_a_weight_that_somebody_holds_as_an_array_stays() -> None:
     with _large(model, adversary) as big:
         _plainly(model, optimizer, 0)
         array = model.state_dict()["layers.1.weight"].numpy()
-        assert big._window is not None
-        big._window.narrow(2**20)
+        assert big._choice.window is not None
+        big._choice.window.narrow(2**20)
         _plainly(model, optimizer, 1)
         assert (array == model.layers[1].weight.detach().numpy()).all()
         assert model.layers[1].weight.untyped_storage().nbytes() == array.nbytes
@@ -356,8 +363,8 @@ def test_frozen_weights_of_a_file_are_never_written_and_adapters_stay_in_memory(
             adapter(model(_rows(i))).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert big._window is not None
-        assert big._window.num_bytes_out == 0
+        assert big._choice.window is not None
+        assert big._choice.window.num_bytes_out == 0
     assert not torch.equal(before, adapter.weight)
 
 

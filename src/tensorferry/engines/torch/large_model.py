@@ -6,14 +6,11 @@ it settles. A step begins with the first tensor that autograd saves after a back
 nothing of the graph is left (a double backward goes on in the same step). So nothing has to be called.
 """
 
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -21,22 +18,20 @@ import torch
 from tensorferry.engines.budget import MIN_NBYTES
 from tensorferry.engines.core.history import StepKinds, StepMode, make_report
 from tensorferry.engines.core.interrupts import finishing
+from tensorferry.engines.torch.choice import StepChoice
 from tensorferry.engines.torch.compat import (
     COMPILED_MODULE,
     any_compiled,
     compiler_is_loaded,
     disable_current_modes,
-    tree_leaves,
 )
 from tensorferry.engines.torch.demand import estimate_demand, may_allocate
-from tensorferry.engines.torch.device import CpuDevice
 from tensorferry.engines.torch.early_updates import EarlyUpdates, read_early_option
 from tensorferry.engines.torch.evaluation import Evaluation
-from tensorferry.engines.torch.forecast import Forecast, forecast
 from tensorferry.engines.torch.history import OpHistory
 from tensorferry.engines.torch.hooks import UncopiedHook, clear_backward_errors, refuse_transforms
 from tensorferry.engines.torch.layer_names import LayerNames
-from tensorferry.engines.torch.limits import BudgetLimits, budget_to_name, cold_nbytes
+from tensorferry.engines.torch.limits import BudgetLimits
 from tensorferry.engines.torch.model_memory import find_model_memory, find_optimizers, persistent_blocks
 from tensorferry.engines.torch.notes import floor_notes
 from tensorferry.engines.torch.open_device import DeviceOpener, open_device
@@ -44,31 +39,22 @@ from tensorferry.engines.torch.planned import PlannedStep
 from tensorferry.engines.torch.reading import announcing_reads
 from tensorferry.engines.torch.record import OpMode, Recorder, in_backward, input_blocks
 from tensorferry.engines.torch.recording import RecordingStep
-from tensorferry.engines.torch.state import OptimizerStates, plain_tensors, state_blocks
+from tensorferry.engines.torch.state import OptimizerStates, plain_tensors
 from tensorferry.engines.torch.stream.choice import StreamChoice
-from tensorferry.engines.torch.stream.decision import window_nbytes_for
-from tensorferry.engines.torch.stream.session import StreamSession
 from tensorferry.engines.torch.swap import Handle, HeldTensor, SavedTensors
 from tensorferry.engines.torch.uncompiled import running_uncompiled
-from tensorferry.engines.torch.wake import wake_kernels
 from tensorferry.engines.torch.weight_files import place, write_weights
-from tensorferry.engines.torch.weights import WeightWindow, read_weights_option
-from tensorferry.errors import BadModel, BadUse, BudgetTooSmall, FerryError, NotSupported, NotTraceable
+from tensorferry.engines.torch.weights import read_weights_option
+from tensorferry.errors import BadModel, BadUse, FerryError
 from tensorferry.frameworks import is_keras
 from tensorferry.machine import Machine
 from tensorferry.messages import find_ours
 from tensorferry.plan import Action, find_floor
-from tensorferry.plan.floor import name_both_floors
-from tensorferry.plan.weights import WindowedStep, find_windowed
 from tensorferry.report import Report
-from tensorferry.tiers import BackedPinnedTier, FileSlice
-from tensorferry.trace import Trace
-from tensorferry.units import format_bytes, parse_bytes
+from tensorferry.tiers import BackedPinnedTier
+from tensorferry.units import parse_bytes
 
-_MOST_SHARE = 0.9  # of a model's weights: what has them is as good as the model
 _MAX_KINDS = 32  # kinds of step remembered
-_MAX_CALLS = 256  # kinds of call remembered as followed
-_NO_SOURCES: Mapping[torch.nn.Parameter, FileSlice] = MappingProxyType({})
 
 
 class AnyStep(Protocol):
@@ -154,12 +140,9 @@ class LargeTraining:
         self._min_nbytes = min_nbytes
         self._watchdog_seconds = watchdog_seconds
         self._stream = StreamChoice(stream, model)
-        self._inputs: Any = None  # of the forward pass that was last begun
         self._open_device = open_device
         self._weights = read_weights_option(weights, model)
         self._early_updates = read_early_option(early_updates, model)
-        self._window: WeightWindow | None = None  # where weights move
-        self._window_is_guessed = False  # it was opened before anything was known of a step
         self._kinds: StepKinds[OpHistory] = StepKinds(_MAX_KINDS)
         self._history: OpHistory | None = None
         self._step: AnyStep | None = None
@@ -168,7 +151,6 @@ class LargeTraining:
         self._num_updates_before = 0  # when it ran
         self._num_steps = 0
         self._num_plans = 0
-        self._forecast_calls: dict[Any, None] = {}
         self._notes: list[str] = []
         self._highest_nbytes = 0
         self._included_nbytes = 0
@@ -177,7 +159,6 @@ class LargeTraining:
         self._error: BaseException | None = None
         self._exit = ExitStack()
         self._part_hooks = ExitStack()  # until the first step has ended
-        self._window_hooks = ExitStack()
 
     # entering and leaving
 
@@ -198,10 +179,15 @@ class LargeTraining:
             is_on_tier = any(parameter.device.type == "meta" for parameter in self._model.parameters())
             sources = place(self._model, self._min_nbytes) if is_on_tier else {}
             self._states = OptimizerStates(self._store, self._model)
+            self._choice = StepChoice(
+                *(self._model, self._tier, self._limits, self._store, self._states, self._weights, self._stream),
+                watchdog_seconds=self._watchdog_seconds,
+                note=self._note,
+            )
             if self._early_updates:  # before others look at gradients: there are none then
                 early = EarlyUpdates(lambda: self._states.optimizers, self._updating)
                 stack.enter_context(early.happening(self._model))
-            stack.callback(self._window_hooks.close)
+            stack.callback(self._choice.close)
             stack.callback(self._close)
             stack.enter_context(self._states.watching(memory.optimizers))
             self._names = LayerNames(self._model, self._before_call)
@@ -222,8 +208,7 @@ class LargeTraining:
             stack.enter_context(running_uncompiled(self._note_compiled))
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
             if sources:
-                self._open_window(self._limits.limit_nbytes // 2, sources)
-                self._weights = self._window_is_guessed = True
+                self._choice.begin_on_tier(sources)
             stack.enter_context(OpMode(self._run_op))
             self._exit = stack.pop_all()
         self._entered = True
@@ -257,8 +242,8 @@ class LargeTraining:
 
     def _bring_states_back(self) -> None:
         try:
-            if self._window is not None:
-                self._window.close()
+            if self._choice.window is not None:
+                self._choice.window.close()
             self._states.make_all_resident()
         except (FerryError, torch.OutOfMemoryError) as error:
             num_left = self._states.move_to_host()
@@ -277,11 +262,12 @@ class LargeTraining:
             return func(*args, **kwargs)
         if self._device.watches_ops:
             self._device.before_op(args, kwargs)
-        if self._window is None and self._step is not None:  # nearly every op, and a call more is a call more for each
+        window = self._choice.window
+        if window is None and self._step is not None:  # nearly every op, and a call more is a call more for each
             return self._step.run_op(func, args, kwargs)
-        if self._window is not None:
+        if window is not None:
             also = self._stream.memory_of(args, kwargs)
-            return self._window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs, also)
+            return window.run_op(partial(self._run_op_of_step, func, args, kwargs), func, args, kwargs, also)
         return self._run_op_of_step(func, args, kwargs)
 
     def _run_op_of_step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -318,17 +304,17 @@ class LargeTraining:
         """Somebody reads a tensor's memory without an op; `lasts`: and goes on reading."""
         for plain in () if self._store.busy else plain_tensors((tensor,)):
             self._states.make_touched_resident((plain,), {})
-            if self._window is not None and lasts:
-                self._window.hold([plain])
-            elif self._window is not None:
-                self._window.borrow(plain)
+            if self._choice.window is not None and lasts:
+                self._choice.window.hold([plain])
+            elif self._choice.window is not None:
+                self._choice.window.borrow(plain)
 
     def _go_on(self) -> None:
-        if self._window is not None:
-            self._window.let_go_of_held()
+        if self._choice.window is not None:
+            self._choice.window.let_go_of_held()
 
     def _updating(self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> AbstractContextManager[None]:
-        return nullcontext() if self._window is None else self._window.updating(optimizer, parameter)
+        return nullcontext() if self._choice.window is None else self._choice.window.updating(optimizer, parameter)
 
     def _unhook_root(self) -> None:
         self._root_hook.remove()
@@ -352,147 +338,23 @@ class LargeTraining:
             self._step_over = True  # the step before never came to its backward pass
         self._forward_begun = True
         self._go_on()
-        self._forecast_once(module, args, kwargs)
+        self._look_ahead(module, args, kwargs)
 
     def _before_part(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Where a loop calls the model's parts and never the model, they are all that can be followed."""
         if len(self._names.running) > 1 or not torch.is_grad_enabled() or in_backward() or self._store.busy:
             return
         if find_optimizers(module):  # a part that nobody trains may have no backward pass
-            self._forecast_once(module, args, kwargs)
+            self._look_ahead(module, args, kwargs)
 
-    def _forecast_once(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = self._inputs = _kind_of_call(module, args, kwargs, self._device.type)
-        if call in self._forecast_calls:
+    def _look_ahead(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._choice.knows(module, args, kwargs):
             return
         with self._store.at_work(), disable_current_modes():
-            self._forecast(module, args, kwargs)
-        self._forecast_calls[call] = None  # what was refused is refused again
-        if len(self._forecast_calls) > _MAX_CALLS:
-            del self._forecast_calls[next(iter(self._forecast_calls))]
-
-    def _forecast(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse a step that cannot fit, or that the tier has no room for."""
-        if compiler_is_loaded():  # maybe since the context was entered
-            self._note_compiled()
-        optimizers = find_optimizers(module)
-        for optimizer in optimizers:
-            self._states.meet(optimizer)
-        states = self._states.find()
-        self._include_earlier(input_blocks(args, kwargs))
-        try:
-            expected: Forecast | None = forecast(module, args, kwargs, optimizers, self._min_nbytes)
-        except NotTraceable as reason:
-            self._note(f"could not be traced before the first step: {reason}")
-            expected = None
-        if expected is not None and expected.note:
-            self._note(expected.note)
-        if expected is not None and isinstance(self._device, CpuDevice):
-            wake_kernels(expected.trace.ops)
-        self._device.trim()  # what was freed, by following the step too, is no part of it
-        if expected is None:
-            if self._weights is True and self._window is None:
-                self._open_window(self._limits.limit_nbytes // 2)
-            self._refuse_model_memory()
-            if self._stream.option is True:
-                self._begin_streaming(args, kwargs, None, None)
-            return
-        # state that is not in the forecast can wait elsewhere all that time
-        followed = set(state_blocks(expected.optimizers))
-        waiting_nbytes = sum(state.nbytes for state in states if state.address not in followed)
-        trace = expected.on_top_of(self._device.resident_nbytes() - waiting_nbytes)
-        trace = replace(trace, overhead_nbytes=max(0, trace.overhead_nbytes))  # what the process gave back meanwhile is no room
-        if self._stream.option is True:
-            self._begin_streaming(args, kwargs, trace, None)
-            self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
-            return
-        exact = self._let_weights_move(trace)
-        try:
-            self._limits.refuse_below_floor(exact, is_cold=True, is_part=not _is_most_of(module, self._model))
-        except BudgetTooSmall as error:
-            if error.smallest_nbytes is None or self._device.type != "cpu":
-                raise
-            streamed_nbytes = min(floor_nbytes for floor_nbytes, _ in self._streamed_floors(trace, args, kwargs))
-            if streamed_nbytes >= error.smallest_nbytes:
-                raise
-            if not self._stream.option or streamed_nbytes > self.budget_nbytes:
-                raise name_both_floors(error, streamed_nbytes) from None
-            self._begin_streaming(args, kwargs, trace, error.smallest_nbytes)
-            self._tier.check_room(waiting_nbytes + self._stream.stored_nbytes(trace, self._inputs))
-            return
-        # the step that is recorded swaps all of it
-        self._tier.check_room(waiting_nbytes + sum(exact.storages[s].nbytes for s in exact.movable))
-
-    def _streamed_floors(
-        self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[int, WindowedStep | None]]:
-        """The budgets to name for a step that streams, with its weights resident and in a window, as far as the user wants."""
-        ways: list[WindowedStep | None] = [] if self._window is not None or self._weights is True else [None]
-        windowed = find_windowed(trace, self._min_nbytes)
-        if not ways or (self._weights is not False and windowed.nbytes):
-            ways.append(windowed)
-        return [(budget_to_name(self._stream.floor_nbytes(trace, args, kwargs, way)), way) for way in ways]
-
-    def _begin_streaming(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], trace: Trace | None, exact_nbytes: int | None
-    ) -> None:
-        """Stream steps of such inputs; `exact_nbytes` is the smallest budget without, where that is why."""
-        device = self._device
-        if not isinstance(device, CpuDevice):
-            raise NotSupported(f"stream=True works on the CPU, and this model is on {device.type!r}; leave it out")
-        if self._window is None and trace is not None:
-            ways = self._streamed_floors(trace, args, kwargs)
-            fits_as_it_is = ways[0][1] is None and ways[0][0] <= self.budget_nbytes
-            _, windowed = ways[0] if fits_as_it_is else min(ways, key=lambda way: way[0])
-            if windowed is not None:
-                self._open_window(window_nbytes_for(windowed, self._limits.limit_nbytes))
-        is_first = self._stream.session is None
-        session = self._stream.begin(
-            self._inputs,
-            args,
-            kwargs,
-            self._window,
-            lambda: StreamSession(
-                device, self._store, self._states, self._limits.limit_nbytes, self.budget_nbytes, self._watchdog_seconds
-            ),
-        )
-        if is_first and self._stream.option == "auto":
-            session.warn(exact_nbytes, self.budget_nbytes)
-
-    def _let_weights_move(self, trace: Trace) -> Trace:
-        """The trace of a step as it will run: where it does not fit otherwise, weights begin to move."""
-        if self._window is None:
-            if self._weights is False or (self._weights == "auto" and self._limits.fits(find_floor(trace).nbytes)):
-                return trace
-            windowed = find_windowed(trace, self._min_nbytes)
-            if self._weights == "auto" and not self._limits.fits(windowed.floor.nbytes):
-                narrowest = windowed.with_window(windowed.min_window_nbytes)
-                return min(trace, narrowest, key=lambda each: find_floor(each).nbytes)  # whose floor is named
-            self._open_window(windowed.window_for(self._limits.limit_nbytes - cold_nbytes(windowed.floor.nbytes)))
-        assert self._window is not None
-        windowed = find_windowed(trace, self._min_nbytes)
-        if self._window_is_guessed:
-            self._window_is_guessed = False
-            self._window.window_nbytes = max(self._window.min_nbytes, windowed.window_for(self._limits.limit_nbytes))
-        return windowed.with_window(self._window.window_nbytes)
-
-    def _open_window(self, window_nbytes: int, sources: Mapping[torch.nn.Parameter, FileSlice] = _NO_SOURCES) -> None:
-        window = self._window = WeightWindow(self._store, self._model, window_nbytes)
-        self._states.leave_to(window)
-        self._window_hooks.enter_context(window.moving(self._states.optimizers, sources))
-        self._device.trim()
-        self._device.forget_highest()  # what was built in memory before was the user's own
-        self._note(
-            f"weights, their gradients and the optimizer's state wait on {self._tier.describe} outside of their use; "
-            f"{format_bytes(window_nbytes)} of them are resident at most"
-        )
-
-    def _resident_nbytes(self) -> int:
-        """What is resident before a step, with a full window."""
-        resident_nbytes = self._device.resident_nbytes()
-        if self._window is None:
-            return resident_nbytes
-        return resident_nbytes - self._window.resident_nbytes + self._window.window_nbytes
+            if compiler_is_loaded():  # maybe since the context was entered
+                self._note_compiled()
+            self._include_earlier(input_blocks(args, kwargs))
+            self._choice.look_ahead(module, args, kwargs)
 
     # steps
 
@@ -500,17 +362,17 @@ class LargeTraining:
         with self._store.lock, self._store.at_work():
             self._end_step()
             self._step_over = self._forward_begun = False
-            if not self._kinds and not self._forecast_calls:  # it began below the model, in one of its layers
-                self._refuse_model_memory()
-            streamed = self._stream.begin_step(self._inputs)
+            if not self._kinds and not self._choice.knows_any:  # it began below the model, in one of its layers
+                self._choice.refuse_model_memory()
+            streamed = self._stream.begin_step(self._choice.inputs)
             if streamed is not None:
                 self._step, self._history = streamed, None
                 self._device.return_freed(at_once=True)
                 self._device.count_touched(False)
                 self._device.keep_spare(0)
                 self._store.begin_step(persistent_blocks(self._model))
-                if self._window is not None:
-                    self._window.begin_step(None)
+                if self._choice.window is not None:
+                    self._choice.window.begin_step(None)
                 return
             # where gradients add up, backward has ops that it has not where there are none yet
             adds_up = any(parameter.grad is not None for parameter in self._model.parameters())
@@ -541,8 +403,8 @@ class LargeTraining:
                 self._store.begin_step(persistent_blocks(self._model), step.log.copies, step.ensure_room)
             else:
                 self._store.begin_step(persistent_blocks(self._model))
-            if self._window is not None:
-                self._window.begin_step(step.recorder.hand_over if isinstance(step, RecordingStep) else None)
+            if self._choice.window is not None:
+                self._choice.window.begin_step(step.recorder.hand_over if isinstance(step, RecordingStep) else None)
             step.swap_out_states()
 
     def _begin_evaluation(self) -> None:
@@ -556,7 +418,7 @@ class LargeTraining:
 
     def _is_counted(self, tensor: torch.Tensor) -> bool:
         """Whether a trace counts a tensor: of what moves through the window, the window is."""
-        return self._device.holds(tensor) and (self._window is None or not self._window.holds(tensor))
+        return self._device.holds(tensor) and (self._choice.window is None or not self._choice.window.holds(tensor))
 
     def _end_step(self) -> None:
         step, history = self._step, self._history
@@ -587,26 +449,22 @@ class LargeTraining:
     def _plan(self, history: OpHistory) -> None:
         self._states.make_all_resident()  # what is resident now is what the next step starts with
         self._device.trim()
-        trace = history.refresh_trace(self._resident_nbytes())
+        trace = history.refresh_trace(self._choice.resident_nbytes())
         excess_nbytes = find_floor(trace).nbytes - self._limits.limit_nbytes
-        if self._window is not None and excess_nbytes > 0:
-            self._window.narrow(excess_nbytes)
-            trace = history.refresh_trace(self._resident_nbytes())
+        if self._choice.window is not None and excess_nbytes > 0:
+            self._choice.window.narrow(excess_nbytes)
+            trace = history.refresh_trace(self._choice.resident_nbytes())
         self._limits.refuse_below_floor(trace)
         if history.wants_record:
             return
         name = "this machine" if self._device.type == "cpu" else f"this machine, {self._device.type}"
         tiers = self._tier.speeds() if isinstance(self._tier, BackedPinnedTier) else (self._tier.speed(),)
         machine = Machine(name, memory_nbytes=self.budget_nbytes, tiers=tiers)
-        may_reuse = self._device.may_reuse and self._window is None
+        may_reuse = self._device.may_reuse and self._choice.window is None
         history.make_plan(self._limits.limit_nbytes, machine, recompute=self._recompute, may_reuse=may_reuse)
         self._num_plans += 1
         assert history.plan is not None
         self._tier.check_room(history.plan.nbytes(Action.SWAP))
-
-    def _refuse_model_memory(self) -> None:
-        state_nbytes = sum(state.nbytes for state in self._states.find())
-        self._limits.refuse_model(self._model, self._device.resident_nbytes() - state_nbytes)
 
     def _refuse_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], held_nbytes: int) -> None:
         """Stop a step that is recorded before an op takes it above the budget."""
@@ -615,8 +473,8 @@ class LargeTraining:
             return
         demand_nbytes = estimate_demand(func, args, kwargs, limit_nbytes - held_nbytes)
         excess_nbytes = held_nbytes + demand_nbytes - limit_nbytes
-        if excess_nbytes > 0 and self._window is not None:
-            self._window.narrow(excess_nbytes)
+        if excess_nbytes > 0 and self._choice.window is not None:
+            self._choice.window.narrow(excess_nbytes)
             self._device.trim()
             held_nbytes = self._device.resident_nbytes()
         is_above = held_nbytes + demand_nbytes > limit_nbytes
@@ -644,10 +502,10 @@ class LargeTraining:
 
     def save_weights(self, path: str | Path) -> None:
         """Write the model's weights to a safetensors file, one after another, so that they need not fit memory all at once."""
-        if self._window is None:
+        if self._choice.window is None:
             write_weights(self._model, Path(path), lambda _: None, lambda *_: None)
         else:
-            write_weights(self._model, Path(path), self._window.borrow, self._window.note_source)
+            write_weights(self._model, Path(path), self._choice.window.borrow, self._choice.window.note_source)
 
     def report(self) -> Report:
         """What was planned and what was measured, for the kind of step that was last planned."""
@@ -671,17 +529,3 @@ class LargeTraining:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
-
-
-def _kind_of_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
-    """What a forecast of a call depends on, as far as is known; numbers are left out, since one may count steps."""
-    leaves = tree_leaves((args, kwargs))
-    tensors = tuple((t.shape, t.dtype, t.requires_grad) for t in leaves if isinstance(t, torch.Tensor))
-    switches = tuple(value for value in leaves if value is None or isinstance(value, bool | str))
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return weakref.ref(module), module.training, tuple(kwargs), tensors, switches, autocast
-
-
-def _is_most_of(part: torch.nn.Module, model: torch.nn.Module) -> bool:
-    part_nbytes, all_nbytes = (sum(p.nbytes for p in module.parameters()) for module in (part, model))
-    return part_nbytes >= _MOST_SHARE * all_nbytes

@@ -59,8 +59,8 @@ def _train(name: str, around: Callable[[nn.Module], LargeTraining] | None) -> tu
         return train(), list(model.parameters())
     with around(model) as big:
         losses = train()
-        assert big._window is not None
-        assert big._window.num_bytes_in > big._window.window_nbytes  # in the last step alone
+        assert big._choice.window is not None
+        assert big._choice.window.num_bytes_in > big._choice.window.window_nbytes  # in the last step alone
         session = big._stream.session
         assert session is not None
         assert session.streamer.counts.num_slabs > NUM_STEPS
@@ -102,8 +102,8 @@ def test_weights_come_back_though_an_output_that_somebody_holds_is_lost(monkeypa
     monkeypatch.setattr(LargeTraining, "_open_window", lambda self, _: open_window(self, 2**18))
     with pytest.raises(ferry.TierLost, match="the disk is gone"), _both("100MiB")(model) as big:
         kept = model(torch.randn(1, 1, 24, 24, 24))
-        assert big._window is not None
-        assert big._window.resident_nbytes < big._window.nbytes
+        assert big._choice.window is not None
+        assert big._choice.window.resident_nbytes < big._choice.window.nbytes
     assert kept.shape == (1, 2, 24, 24, 24)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
