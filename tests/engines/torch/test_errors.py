@@ -148,12 +148,12 @@ def test_calls_are_told_apart_by_their_switches_and_by_the_models_mode() -> None
 
 
 def test_calls_that_were_followed_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[LargeTraining.__module__], "_MAX_CALLS", 2)
+    monkeypatch.setattr("tensorferry.engines.torch.choice._MAX_CALLS", 2)
     model = _Switched()
     with _large(model, budget="64MiB") as big:
         for num_rows in range(1, 5):
             model(torch.randn(num_rows, 64)).sum().backward()
-        assert len(big._forecast_calls) == 2
+        assert len(big._choice._calls) == 2
 
 
 def test_a_context_is_entered_once(model: nn.Module) -> None:
