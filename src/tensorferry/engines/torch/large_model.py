@@ -326,7 +326,9 @@ class LargeTraining:
         """The model, or a part of it, is called."""
         if torch.is_grad_enabled() or not self._step_over or in_backward() or self._store.busy:
             return
-        if self._step is not None and self._states.optimizers and self._states.num_updates == self._num_updates_before:
+        if self._step is None:
+            return  # a refusal of the first step names a budget, and Keras builds models without gradients
+        if self._states.optimizers and self._states.num_updates == self._num_updates_before:
             return  # the step's update is still to come: its metrics are a part of it
         if not isinstance(self._step, Evaluation) and self._stream.session is None:  # which runs it slab by slab as well
             self._begin_evaluation()
