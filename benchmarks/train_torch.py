@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import tensorferry as ferry
 from tensorferry.extras import load_extra
 from tensorferry.recipes.models import gpt, resnet, unet3d
+from tensorferry.tiers.scratch_file import best_folder
 from trainings import NUM_THREADS, SEED, Case, Request, StepClock, Trained
 
 
@@ -88,7 +89,7 @@ def _train_from_file(request: Request, clock: StepClock) -> Trained:
 @contextmanager
 def _weights_of(case: Case) -> Iterator[Path]:
     """A file with the weights that a case begins with, written by a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="ferry-weights-", dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(prefix="ferry-weights-", dir=best_folder()) as folder:
         path = Path(folder, "weights.safetensors")
         subprocess.run([sys.executable, __file__, Request(case, "plain").to_json(), str(path)], check=True)
         yield path
