@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from tensorferry.scaling.torch_compat import count_writes
+
 _Key = tuple[torch.device, int]  # of a storage
 
 
@@ -20,7 +22,7 @@ class LateCopy:
 
     def __init__(self, contents: dict[str, Any], late: Iterable[torch.Tensor]) -> None:
         """`late` are the tensors that stay as they are until `wait` is called."""
-        self._late = {_find_key(tensor): (tensor, tensor._version) for tensor in late}
+        self._late = {_find_key(tensor): (tensor, count_writes(tensor)) for tensor in late}
         self._copies: dict[_Key, torch.UntypedStorage] = {}
         self._left: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         self._contents = self._copy(contents)
@@ -62,7 +64,7 @@ class LateCopy:
         for to, source in self._left:
             _copy_bytes(to, source)
         self._left.clear()
-        if any(tensor._version != version for tensor, version in self._late.values()):
+        if any(count_writes(tensor) != version for tensor, version in self._late.values()):
             raise RuntimeError("weights changed before the optimizer's step, while they were copied; leave out --async-save")
         self._late.clear()
 

@@ -250,11 +250,11 @@ class HoardedStorages(LiveStorages):
         self.hoards = False
         self._made_nbytes = 0  # since it was trimmed, on top of what was alive then
 
-    def watch(self, blocks: Iterable[torch.UntypedStorage]) -> None:
+    def watch(self, blocks: Iterable[torch.UntypedStorage], has_grown: bool = False) -> None:
         for block in blocks:
             if block._cdata not in self._storages or self._storages[block._cdata].expired():
                 self._made_nbytes += block.nbytes()
-            super().watch([block])
+            super().watch([block], has_grown)
         self.peak_nbytes = max(self.peak_nbytes, self.held_nbytes())
 
     def held_nbytes(self) -> int:

@@ -5,12 +5,12 @@ import gc
 import os
 import random
 import threading
-from functools import partial
 
 import pytest
 import torch
 from adversary import Adversary, adversary_opener
 from cases import Residual
+from narrow_window import InANarrowWindow
 from slab_ops import streaming
 from torch.nn import functional
 
@@ -29,10 +29,6 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, edge: int, d
     loss.backward(retain_graph=dice.random() < 0.1)
     optimizer.step()
     optimizer.zero_grad()
-
-
-def _open_window(large: LargeTraining, window_nbytes: int, _: int) -> None:
-    LargeTraining._open_window(large, window_nbytes)
 
 
 def _num_tensors() -> int:
@@ -59,13 +55,12 @@ def test_a_thousand_steps_leak_nothing(where: str) -> None:
                 model, budget, tier=dice.choice(["disk", "shm"]), min_nbytes=2048, recompute=dice.random() < 0.5
             )
         else:
-            moves = where == "weights"
-            large = LargeTraining(
-                model, 7 * 2**20, "auto", True, 256 if moves else 2048, 10.0, adversary_opener(adversary), weights=moves
-            )
-            if moves:  # through a window that hardly has room for an op
+            how = adversary_opener(adversary)
+            if where == "weights":  # through a window that hardly has room for an op
                 narrow = 2 * max(parameter.nbytes for parameter in model.parameters())
-                large._open_window = partial(_open_window, large, narrow)  # type: ignore[method-assign]
+                large = InANarrowWindow(narrow, model, 7 * 2**20, "auto", True, 256, 10.0, how, weights=True)
+            else:
+                large = LargeTraining(model, 7 * 2**20, "auto", True, 2048, 10.0, how, weights=False)
         with large:
             for _ in range(NUM_STEPS):
                 _step(model, optimizer, dice.choice([8, 12, 16]), dice)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from adversary import Adversary, AdversaryIn, AdversaryOut, adversary_opener
+from narrow_window import InANarrowWindow
 from torch import nn
 
 import tensorferry as ferry
-from tensorferry.engines.torch import LargeTraining
 
 WIDTH, NUM_LAYERS = 48, 5
 NUM_STEPS, MOMENTUM = 3, 0.9
@@ -128,8 +128,7 @@ def _steps_of_plain() -> list[list[torch.Tensor]]:
 def _train_until(adversary: Adversary) -> tuple[bool, list[torch.Tensor], int]:
     """Whether something ended the training, what the model and its optimizer hold then, and how many steps there were."""
     model, optimizer = _make()
-    large = LargeTraining(model, 7 * 2**20, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
-    large._open_window = lambda _, open_window=large._open_window: open_window(40 * 2**10)  # type: ignore[method-assign]
+    large = InANarrowWindow(40 * 2**10, model, 7 * 2**20, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
     has_ended, num_steps = False, 0
     try:
         with large:
@@ -168,8 +167,7 @@ def test_a_training_that_a_copy_ends_leaves_every_weight_and_its_state(cause: st
 def test_ctrl_c_while_weights_come_back_waits_until_all_of_them_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = _make()
     adversary = PressedAtTheEnd(seed=0)
-    large = LargeTraining(model, 7 * 2**20, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
-    large._open_window = lambda _, open_window=large._open_window: open_window(40 * 2**10)  # type: ignore[method-assign]
+    large = InANarrowWindow(40 * 2**10, model, 7 * 2**20, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
     with pytest.raises(KeyboardInterrupt), large:
         for i in range(NUM_STEPS):
             _step(model, optimizer, i)

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from adversary import Adversary, adversary_opener
+from narrow_window import InANarrowWindow
 from programs import run_program
 from safetensors.torch import load_file, save_model
 from torch import nn
@@ -127,22 +128,13 @@ def _assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None
     assert all(map(torch.equal, first, second))
 
 
-class InANarrowWindow(LargeTraining):
-    """Of a few layers, whatever the budget has room for."""
-
-    def __enter__(self) -> LargeTraining:
-        super().__enter__()
-        open_window = self._choice.open_window
-        self._choice.open_window = lambda _: open_window(80 * 2**10)  # type: ignore[method-assign]
-        return self
-
-
-def _large(model: nn.Module, adversary: Adversary, kind: type[LargeTraining] = LargeTraining) -> LargeTraining:
-    return kind(model, BUDGET_NBYTES, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
+def _large(model: nn.Module, adversary: Adversary) -> LargeTraining:
+    return LargeTraining(model, BUDGET_NBYTES, "auto", True, 512, 10.0, adversary_opener(adversary), weights=True)
 
 
 def _in_a_narrow_window(model: nn.Module, adversary: Adversary) -> LargeTraining:
-    return _large(model, adversary, InANarrowWindow)
+    how = adversary_opener(adversary)
+    return InANarrowWindow(80 * 2**10, model, BUDGET_NBYTES, "auto", True, 512, 10.0, how, weights=True)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,6 @@ with private_names("torch"):
         FakeTensor,  # a tensor with a shape and a storage, and no bytes
         FakeTensorMode,  # follows a step with such tensors
     )
-    from torch.nn.utils import clip_grad as clip_module  # where clipping finds what it calls
     from torch.optim.optimizer import (
         _default_to_fused_or_foreach as default_to_fused_or_foreach,  # whether an update is made of multi-tensor ops
     )
@@ -89,6 +88,7 @@ _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", 
 COMPILER = "torch._dynamo"
 COMPILED_MODULE = "OptimizedModule"  # what `torch.compile` makes of a module, in the compiler
 autograd_functions: Any = torch._C._autograd  # torch.func asks it to turn saved-tensor hooks off
+clip_module: Any = torch.nn.utils.clip_grad  # where clipping finds what it calls
 GRADIENT_CLIPPERS = ("_get_total_norm", "_group_tensors_by_device_and_dtype")  # what clipping by norm, and by value, calls
 OPTIMIZER_HOOKS = "_optimizer_"  # how the attributes begin in which an optimizer has its hooks
 

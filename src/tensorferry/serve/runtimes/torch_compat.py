@@ -13,5 +13,6 @@ IN_PLACE: dict[str, object] = {
     "_schema": torch.ops.aten.add.Tensor,  # what an op takes, to refuse what it would not check itself
     "_embedding_bag": torch.ops.aten,  # called with what was checked
     "_native_batch_norm_legit_no_training": torch.ops.aten,
+    "_weight_norm": torch.ops.aten,
 }
 check_attributes("torch", IN_PLACE)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import tensorferry as ferry
 from tensorferry.engines.torch import LargeTraining
+from tensorferry.engines.torch.choice import StepChoice
 from tensorferry.engines.torch.stream.slab_io import StoredRows
 
 NUM_STEPS = 3
@@ -78,9 +79,9 @@ def test_a_step_that_streams_with_weights_that_move_learns_what_a_plain_one_does
 ) -> None:
     losses, weights = _train(name, None)
     widest_nbytes = 2 * max(weight.nbytes for weight in weights)
-    open_window = LargeTraining._open_window
+    open_window = StepChoice.open_window
     # whatever the budget has room for
-    monkeypatch.setattr(LargeTraining, "_open_window", lambda self, _: open_window(self, widest_nbytes))
+    monkeypatch.setattr(StepChoice, "open_window", lambda self, _: open_window(self, widest_nbytes))
     large_losses, large_weights = _train(name, _both(budget))
     again_losses, again_weights = _train(name, _both(budget))
     assert large_losses == pytest.approx(losses, rel=1e-4)
@@ -98,8 +99,8 @@ def test_weights_come_back_though_an_output_that_somebody_holds_is_lost(monkeypa
     model = _volumes()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     monkeypatch.setattr(StoredRows, "settle", lose)
-    open_window = LargeTraining._open_window
-    monkeypatch.setattr(LargeTraining, "_open_window", lambda self, _: open_window(self, 2**18))
+    open_window = StepChoice.open_window
+    monkeypatch.setattr(StepChoice, "open_window", lambda self, _: open_window(self, 2**18))
     with pytest.raises(ferry.TierLost, match="the disk is gone"), _both("100MiB")(model) as big:
         kept = model(torch.randn(1, 1, 24, 24, 24))
         assert big._choice.window is not None

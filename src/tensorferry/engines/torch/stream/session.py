@@ -127,7 +127,7 @@ class StreamSession:
                 for rows in self.io.live():
                     rows.settle()
         finally:
-            self.room.is_closed = True
+            self.room.is_closed = self.streamer.is_closed = True
             self.io.close()
 
 

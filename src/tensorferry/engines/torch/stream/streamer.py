@@ -46,6 +46,7 @@ class Streamer:
         self.op = ""  # that is run
         self.log: StreamLog | None = None  # of the step, where one is kept
         self.room = room
+        self.is_closed = False
         self._number = 0
         self._wanted_moments: set[tuple[StreamSizes, int]] = set()  # of stored tensors, by number, that a norm reads
 
@@ -60,7 +61,8 @@ class Streamer:
         """Run an op by its rule, or whole."""
         name = self.op = op_name(func)
         streamed = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StreamedTensor)]
-        if streamed or name in SEEDS:
+        # what outlives the context is in memory, and nothing is stored any more
+        if (streamed or name in SEEDS) and not self.is_closed:
             out = run_by_rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -104,7 +106,7 @@ class Streamer:
         source = tensor.source
         if isinstance(source, Resident):
             return source.tensor
-        self.brought_back[name] += source.nbytes
+        self.brought_back[name] += 0 if self.is_closed else source.nbytes
         chunk_nbytes = max(need_of([(source, None)], nothing, slab).nbytes for slab in chunks(source))
         self.room.demand(source.nbytes + chunk_nbytes, name)
         return read_whole(source)
