@@ -25,6 +25,11 @@ _BEGIN, _END = "<!-- results: benchmarks/publish.py writes what stands here -->"
 HEADINGS = {  # by benchmark, in the order of the page
     "memory-torch": "Memory, PyTorch",
     "memory-torch-capped": "The largest size under a memory cap, PyTorch",
+    "memory-torch-stream": "Memory below the smallest exact budget, streamed",
+    "memory-torch-capped-stream": "The largest size under a memory cap, streamed",
+    "streamed_gradients": "Gradients of streamed steps",
+    "memory-torch-weights": "Memory where weights move as well",
+    "lora": "Adapters of a model larger than memory",
     "memory-tensorflow": "Memory, Keras on TensorFlow",
     "memory-tensorflow-capped": "The largest size under a memory cap, Keras on TensorFlow",
     "planner": "Planning",

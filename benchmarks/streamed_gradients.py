@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     table = make_table(options.model, options.budget, errors)
     Console().print(table)
     plain, streamed = errors
-    save_result(options, "streamed-gradients", [table], {"plain": _plainly(plain), "streamed": _plainly(streamed)}, ["torch"])
+    save_result(options, "streamed_gradients", [table], {"plain": _plainly(plain), "streamed": _plainly(streamed)}, ["torch"])
     return 0 if streamed.total <= _MAX_RATIO * plain.total and streamed.median <= _MAX_RATIO * plain.median else 1
 
 
