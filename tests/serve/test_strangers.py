@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,49 @@ def test_requests_sent_ahead_wait_until_the_answers_before_them_are_read(root: P
 
     num_unread = serve(root, client)
     assert num_unread < MIB
+
+
+def ask_for_much(size: int) -> bytes:
+    """A request whose answer is as large as itself."""
+    head = write_head(size, binary=True)
+    names = f"inference-header-content-length: {len(head)}\r\ncontent-length: {len(head) + 4 * size}\r\n"
+    start = f"POST /v2/models/numbers/infer HTTP/1.1\r\nhost: localhost\r\n{names}\r\n"
+    return start.encode() + head + np.arange(size, dtype=np.float32).tobytes()
+
+
+def test_a_large_answer_goes_as_it_is_read_and_what_was_asked_behind_it_afterwards(root: Path) -> None:
+    size = 8 * MIB
+
+    def client(server: Server) -> tuple[int, bytes]:
+        assert server.http is not None
+        with connect(server.http_port) as line:
+            line.sendall(ask_for_much(size) + b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            wait_until(lambda: any(connection.unsent for connection in server.http.connections))
+            (connection,) = server.http.connections
+            return wait_until_still(connection.transport.get_write_buffer_size), read_all(line)
+
+    num_unread, answers = serve(root, client)
+    assert num_unread < MIB
+    assert np.arange(size, dtype=np.float32).tobytes() in answers
+    assert answers.count(b"HTTP/1.1 200 ") == 2
+
+
+def test_a_large_answer_that_is_read_too_slowly_is_given_up(root: Path) -> None:
+    def client(server: Server) -> None:
+        assert server.http is not None
+        with connect(server.http_port) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            line.sendall(ask_for_much(8 * MIB))
+            wait_until(lambda: any(connection.unsent for connection in server.http.connections))
+            end = time.monotonic() + 30
+            while server.http.connections:  # every read lets the server write some more
+                assert time.monotonic() < end
+                with contextlib.suppress(ConnectionResetError):
+                    line.recv(4096)
+                time.sleep(0.02)
+        assert server.budget.num_held == 0
+
+    serve(root, client, read_seconds=2.0)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from tensorferry.serve.rest.exchange import Exchange, HttpApp, HttpRequest, Know
 
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
+_WRITE_NBYTES = 256 * 1024  # of a large answer at a time, and as much again when the client has read it
+_TURN_NBYTES = 2**20  # written before others have their turn
 _HEAD_END = b"\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"  # without it a client of HTTP/1.0 waits for the end of the connection
@@ -47,6 +49,8 @@ class HttpConnection(asyncio.Protocol):
         self.waiting: deque[HttpRequest] = deque()  # requests that came in one piece with it
         self.exchange: Exchange | None = None
         self.refusal: Written | None = None  # owed after what waits
+        self.unsent: deque[memoryview] = deque()  # of a large answer
+        self.closes_when_sent = False
         self.known: KnownHead | None = None
         self.arriving = b""  # what is being read, where it began with a request
         self.is_refused = False  # and half closed: what still comes is not looked at
@@ -100,6 +104,7 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
         self.known = None
         self.unparsed = b""
+        self.unsent.clear()
         self.waiting.clear()
         if self.exchange is not None:
             self.exchange.abandon()
@@ -110,11 +115,15 @@ class HttpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
         self.is_paused = True
-        self.changed_at = time.monotonic()
+        if not self.unsent:  # a large answer has to be read in the time that any has
+            self.changed_at = time.monotonic()
 
     def resume_writing(self) -> None:
         """It caught up."""
         self.is_paused = False
+        if self.unsent:
+            self._send_more()
+            return
         self.changed_at = time.monotonic()
         if self.exchange is None:
             self.charge.release()
@@ -305,9 +314,30 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(head)
         elif nbytes < _JOIN_NBYTES:
             self.transport.write(b"".join([head, *body]))
-        else:
+        elif nbytes < _TURN_NBYTES:
             self.transport.writelines([head, *body])
+        else:
+            self.transport.write(head)
+            self.unsent.extend(
+                memoryview(part)[at : at + _WRITE_NBYTES] for part in body for at in range(0, len(part), _WRITE_NBYTES)
+            )
+            self.closes_when_sent = closes
+            self.changed_at = time.monotonic()
+            self._send_more()
+            return
         self._leave_exchange(closes)
+
+    def _send_more(self) -> None:
+        """Write more of a large answer, as far as the client reads it: all of it would be copied, and encrypted, in one turn."""
+        nbytes = 0
+        while self.unsent and not self.is_paused and not self.transport.is_closing():
+            if nbytes >= _TURN_NBYTES:
+                asyncio.get_running_loop().call_soon(self._send_more)
+                return
+            nbytes += len(self.unsent[0])
+            self.transport.write(self.unsent.popleft())
+        if not self.unsent and self.exchange is not None and self.exchange.is_over:
+            self._leave_exchange(self.closes_when_sent)
 
     def begin(self, exchange: Exchange, status: int, headers: bytes) -> None:
         """Write the head of an answer that goes in parts."""
