@@ -32,7 +32,7 @@ _STORING = {  # whose outputs go to the tier; what other rules make is a functio
     "upsample_nearest3d_backward",
 }
 _WINDOW_PART = 3  # of a step's room, one is for the window of weights
-_COLD_NBYTES = 52 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
+_COLD_NBYTES = 62 * 2**20  # code that the first step loads, kernels' own buffers, the engine's records
 
 
 @dataclass(frozen=True, slots=True)
