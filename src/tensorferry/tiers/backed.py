@@ -228,12 +228,7 @@ class BackedPinnedTier(PinnedTier[Buffer], Generic[Buffer]):
         """Begin to move the buffer that was filled first to the disk."""
         for ref in self._order:
             slot = ref()
-            if (
-                slot is not None
-                and slot.far is None
-                and slot.is_filled
-                and not (slot.is_moving or slot.is_wanted or slot.must_stay)
-            ):
+            if slot is not None and slot.may_go_on:
                 slot.is_moving = True
                 self._writes.put(lambda slot=slot: self._write(slot))  # type: ignore[misc]
                 return True

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tensorferry.serve.core.faults import InvalidRequest, TooLarge
 from tensorferry.serve.core.memory import Charge
-from tensorferry.serve.core.received import Piece
+from tensorferry.serve.core.received import Piece, Received
 
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _STEP_NBYTES = 2**20  # unpacked at a time, and charged before the next
@@ -24,8 +24,7 @@ class Unpacker:
         self.unpacker = zlib.decompressobj(_WINDOWS[encoding])
         self.pieces = deque(pieces)
         self.packed: Piece = b""
-        self.parts: list[bytes] = []
-        self.num_nbytes = 0
+        self.unpacked = Received(charge)
 
     @property
     def is_done(self) -> bool:
@@ -35,7 +34,7 @@ class Unpacker:
     def start(self, nbytes: int) -> bytes | None:
         """The whole body if it unpacks to at most so many bytes; otherwise None, and `finish` goes on from there."""
         self._step(nbytes)
-        return b"".join(self.parts) if self.unpacker.eof else None
+        return self.unpacked.join() if self.unpacker.eof else None
 
     def finish(self) -> bytes:
         """The whole body, however large it is up to the limit; for a thread."""
@@ -43,11 +42,7 @@ class Unpacker:
             has_come = self._step(_STEP_NBYTES)
             if not has_come and not self.unpacker.eof:
                 raise InvalidRequest(f"the {self.encoding} body ends too early")
-        self.charge.add(self.num_nbytes)  # while its parts become one piece, both are held
-        body = b"".join(self.parts)
-        self.parts.clear()
-        self.charge.add(-self.num_nbytes)
-        return body
+        return self.unpacked.finish()
 
     def _step(self, nbytes: int) -> bool:
         """Unpack some more; whether anything came of it, or still may."""
@@ -58,11 +53,10 @@ class Unpacker:
         except zlib.error as error:
             raise InvalidRequest(f"the body is not valid {self.encoding}: {error}") from None
         self.packed = self.unpacker.unconsumed_tail
-        self.num_nbytes += len(part)
-        if self.num_nbytes > self.max_nbytes:
+        if self.unpacked.nbytes + len(part) > self.max_nbytes:
             raise TooLarge(f"the body unpacks to more than the {self.max_nbytes} bytes that this server takes")
         self.charge.add(len(part))
-        self.parts.append(part)
+        self.unpacked.append(part)
         return bool(part) or bool(self.packed) or bool(self.pieces)
 
 

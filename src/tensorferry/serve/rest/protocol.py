@@ -26,7 +26,6 @@ from tensorferry.serve.rest.exchange import Exchange, HttpApp, HttpRequest, Know
 _PIECE_NBYTES = 4096  # parsed at a time outside of a body whose length is known, so that few requests are read ahead
 _JOIN_NBYTES = 64 * 1024  # below this, one copy is cheaper than one more write
 _WRITE_NBYTES = 256 * 1024  # of a large answer at a time, and as much again when the client has read it
-_TURN_NBYTES = 2**20  # written before others have their turn
 _HEAD_END = b"\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"  # without it a client of HTTP/1.0 waits for the end of the connection
@@ -148,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
         view = memoryview(data)
         at = 0
         while at < len(view) and not self.waiting and not self.is_refused:
-            end = at + max(_PIECE_NBYTES, self.num_promised - self.num_body_nbytes)
+            end = at + max(_PIECE_NBYTES, self.num_promised - self.body.nbytes)
             self._feed(view[at:end])
             at = end
         if at < len(view) and not self.is_refused:
@@ -252,13 +251,13 @@ class HttpConnection(asyncio.Protocol):
         if self.is_refused or self.refusal is not None:
             return
         self.num_silent = 0
-        self.num_body_nbytes += len(body)
-        if self.num_body_nbytes > self.max_body_nbytes:
+        nbytes = self.body.nbytes + len(body)
+        if nbytes > self.max_body_nbytes:
             self._refuse(413, f"the body is larger than the {self.max_body_nbytes} bytes that this server takes here")
             return
-        if self.num_body_nbytes > CONNECTION_NBYTES:
+        if nbytes > CONNECTION_NBYTES:
             try:
-                self.charge.add(self.num_body_nbytes - self.charge.nbytes)
+                self.charge.add(nbytes - self.charge.nbytes)
             except MemoryFull as fault:
                 self._end_with(*self.app.explain(fault))
                 return
@@ -314,7 +313,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write(head)
         elif nbytes < _JOIN_NBYTES:
             self.transport.write(b"".join([head, *body]))
-        elif nbytes < _TURN_NBYTES:
+        elif nbytes < INLINE_RAW_NBYTES:
             self.transport.writelines([head, *body])
         else:
             self.transport.write(head)
@@ -331,7 +330,7 @@ class HttpConnection(asyncio.Protocol):
         """Write more of a large answer, as far as the client reads it: all of it would be copied, and encrypted, in one turn."""
         nbytes = 0
         while self.unsent and not self.is_paused and not self.transport.is_closing():
-            if nbytes >= _TURN_NBYTES:
+            if nbytes >= INLINE_RAW_NBYTES:
                 asyncio.get_running_loop().call_soon(self._send_more)
                 return
             nbytes += len(self.unsent[0])
@@ -429,7 +428,6 @@ class HttpConnection(asyncio.Protocol):
         self.url = b""
         self.body = Received(self.charge)
         self.max_body_nbytes = self.limits.max_body_nbytes
-        self.num_body_nbytes: int = 0
         self.num_promised = 0
         self.num_silent = 0  # bytes since the last that was of use: of a head, between the parts of a body
         self.num_hosts: int = 0
